@@ -42,23 +42,23 @@ demo: setup  ## the default run: the graded task with the complete recipe, two m
 discover: setup  ## a model that seldom thinks discovers thinking, one minute: its curve, its length, a completion before and after
 	.venv/bin/python train.py --dataset discover --engine torch --batch_prompts 8 --max_num_seqs 128 --lr 3.5e-4 \
 	--max_steps 64 --eval_every 4 --save_every 0 --output_dir runs/discover --overwrite true $(FLAGS)
-	.venv/bin/python tools/discover.py runs/discover
+	.venv/bin/python lab/discover.py runs/discover
 
 what-for: setup  ## one of the eight changes, with it and without it, three seeds: make what-for NAME=clip
-	.venv/bin/python evidence/what_for.py $(NAME) $(FLAGS)
+	.venv/bin/python lab/evidence/what_for.py $(NAME) $(FLAGS)
 
 ablate: setup  ## two variants of the recipe, three seeds each, and what changed: five minutes
-	.venv/bin/python evidence/ablate.py losses --only cispo-5 dapo-0.26 --seeds 3 --jobs 2 --budget 600k --output runs/ablate
+	.venv/bin/python lab/evidence/ablate.py losses --only cispo-5 dapo-0.26 --seeds 3 --jobs 2 --budget 600k --output runs/ablate
 
 law: $(LAW)/installed  ## the law without training: a run of ours, one where no ceiling is identifiable, and the paper's 8B run
 	mkdir -p runs
-	$(LAW)/bin/python forecast.py docs/results/law.jsonl --fit-until 0.25 0.5 --plot runs/ours.png
-	@echo; $(LAW)/bin/python forecast.py docs/results/chain.jsonl --fit-until 0.25 0.5 --plot runs/chain.png
-	@echo; $(LAW)/bin/python forecast.py docs/results/paper_8B_run.jsonl --fit-until 0.15 0.25 --plot runs/paper_8B_run.png
+	$(LAW)/bin/python lab/law/forecast.py lab/results/law.jsonl --fit-until 0.25 0.5 --plot runs/ours.png
+	@echo; $(LAW)/bin/python lab/law/forecast.py lab/results/chain.jsonl --fit-until 0.25 0.5 --plot runs/chain.png
+	@echo; $(LAW)/bin/python lab/law/forecast.py lab/results/paper_8B_run.jsonl --fit-until 0.15 0.25 --plot runs/paper_8B_run.png
 	@echo; echo pictures: runs/ours.png runs/chain.png runs/paper_8B_run.png
 
 fit: $(LAW)/installed  ## the law on your own log: make fit LOG=log.csv FLAGS="--x tokens --y pass_rate"
-	$(LAW)/bin/python tools/fit.py "$$LOG" $(FLAGS)
+	$(LAW)/bin/python lab/law/read_logs.py "$$LOG" $(FLAGS)
 
 .venv-law/installed: requirements.txt
 	$(PYTHON) -m venv $(@D)
@@ -70,22 +70,22 @@ fit: $(LAW)/installed  ## the law on your own log: make fit LOG=log.csv FLAGS="-
 	touch $@
 
 real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums (16 tokens at most; from the ninth on they cost reward)
-	.venv/bin/python tools/real_model.py --output_dir runs/real-start
+	.venv/bin/python lab/real_model.py --output_dir runs/real-start
 	.venv/bin/python train.py --model runs/real-start/model --dataset runs/real-start/sums.jsonl --dtype $(DTYPE) \
 	--batch_prompts 16 --length_control penalty --max_budget 8 --answer_budget 8 --penalty_window 8 --lr 1e-5 \
 	--max_steps 20 --eval_every 2 --held_out 256 --save_every 0 --tokens_per_microbatch 1024 --max_num_seqs 256 \
 	--output_dir runs/real-sums --overwrite true $(FLAGS)
-	.venv/bin/python tools/real_model.py --before_and_after runs/real-sums
+	.venv/bin/python lab/real_model.py --before_and_after runs/real-sums
 
 gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tests cannot show without one
 	nvidia-smi -L
 	.venv/bin/python -m pytest tests/gpu -m gpu --device cuda -x -v --basetemp runs/gpu-check -o tmp_path_retention_policy=failed \
 	--junitxml runs/gpu-check.xml
 
-refit: setup  ## the marked tables of RESULTS.md and docs/results/, from the curves of all runs and from nothing else
-	.venv/bin/python evidence/tables.py
-	.venv/bin/python evidence/law.py
-	.venv/bin/python evidence/what_for.py
+refit: setup  ## the marked tables of RESULTS.md and lab/results/, from the curves of all runs and from nothing else
+	.venv/bin/python lab/evidence/tables.py
+	.venv/bin/python lab/evidence/law.py
+	.venv/bin/python lab/evidence/what_for.py
 
 test: $(TESTS)/installed-dev  ## two minutes, real vLLM among them
 	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium and not gpu"

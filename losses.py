@@ -86,8 +86,8 @@ def normalize_advantages(
     Returns (N,), float64 if the rewards are, else float32; exactly 0 where a group has equal rewards or one row.
     Raises ValueError for an unknown `how`, or shapes that do not agree.
     """
-    if how not in ("batch", "prompt", "none", "maxrl"):
-        raise ValueError(f"normalize_advantages: how={how!r} is not one of batch, prompt, none, maxrl.")
+    if how not in ("batch", "prompt", "none"):
+        raise ValueError(f"normalize_advantages: how={how!r} is not one of batch, prompt, none.")
     if rewards.dim() != 1 or rewards.shape != group_ids.shape:
         raise ValueError(f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must be (N,).")
     _, group, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)  # (P,), (N,), (P,)
@@ -106,10 +106,7 @@ def normalize_advantages(
     centered = torch.where(unequal, values - mean, 0.0)  # (N,)
     if how == "none":
         return centered
-    if how == "maxrl":
-        # A_i = (r_i - p) / p, with p = mean_group(r) - min_group(r), the pass rate for rewards of 0 and 1
-        divisor = mean - lowest[group] + eps  # (N,)
-    elif how == "batch":
+    if how == "batch":
         # std^2 = 1 / (N - ddof) sum_i A_i^2: of the centered advantages, not of raw rewards; each row counts once
         variance = (centered - centered.mean()).square().sum() / (len(centered) - ddof)  # ()
         divisor = variance.sqrt() + eps  # ()
@@ -148,32 +145,6 @@ def cispo(
     weight = rho.clamp(max=eps_max).detach()  # (N, T)
     token_loss = -weight * advantages * logprobs  # (N, T)
     return token_loss, _metrics(log_ratio, rho > eps_max, advantages, trained)
-
-
-def dispo(
-    logprobs: Tensor,
-    behaviour_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    eps_low: float = 0.2,
-    eps_high: float = 0.28,
-    eps_low_wrong: float = 1.0,
-    eps_high_wrong: float = 4.0,
-) -> LossAndMetrics:
-    """CISPO with four bounds: [1 - eps_low, 1 + eps_high] where A > 0, and those of `_wrong` elsewhere.
-
-    The paper (arXiv 2602.00983) saw narrow bounds on wrong answers collapse a run. L9: the numbers are ours, DAPO's for
-    right answers and ScaleRL's cap of 5 for wrong ones. The rest is as in `cispo`.
-    """
-    logprobs, log_ratio, advantages, trained = _select(logprobs, behaviour_logprobs, advantages, mask)  # (N, T) each
-    rho = _bounded_exp(log_ratio)  # (N, T)
-    # token loss = - sg(clip(rho, 1 - eps_low, 1 + eps_high)) * A * log pi, with the bounds that belong to the sign of A
-    right = rho.clamp(1 - eps_low, 1 + eps_high)  # (N, T)
-    wrong = rho.clamp(1 - eps_low_wrong, 1 + eps_high_wrong)  # (N, T)
-    weight = torch.where(advantages > 0, right, wrong).detach()  # (N, T)
-    token_loss = -weight * advantages * logprobs  # (N, T)
-    return token_loss, _metrics(log_ratio, weight != rho, advantages, trained)
 
 
 def _select(
@@ -316,7 +287,7 @@ def tis(
     return token_loss, metrics
 
 
-LOSSES = {"cispo": cispo, "dispo": dispo, "gspo": gspo, "dapo": dapo, "grpo": grpo, "tis": tis}
+LOSSES = {"cispo": cispo, "gspo": gspo, "dapo": dapo, "grpo": grpo, "tis": tis}
 
 
 def aggregation_weights(

@@ -43,11 +43,11 @@ from torch import Tensor
 import filters
 import length_control
 import losses
-import pipeline_rl
 from pipeline_rl import Group, Rollout
 from runtime import closing, run_folder
 from runtime.flag_checks import check_flags, choose_engine, lr_note
 from runtime.flags import Flags, UsageError, parse_flags
+from runtime.generator import Exhausted, GeneratorFailed, StopRequested
 from runtime.model import Row
 from runtime.parts import Parts, new_parts, start, with_flag_names
 from runtime.ranks import report_fault
@@ -68,7 +68,6 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
     checkpoint saves.
     """
     generator, trainer, evaluator, recorder = parts.generator, parts.trainer, parts.evaluator, parts.recorder
-    evaluator.check_bytes(progress)
     evaluator.begin_if_due(progress)
     # Waits for the oldest groups; the generator has already cut their thinking.
     while (round_groups := collect(flags, parts, progress)) is not None:
@@ -137,7 +136,6 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
         else:
             generator.release(len(round_groups))
         recorder.samples(progress.step, batches[-1])
-        evaluator.check_bytes(progress)
         evaluator.begin_if_due(progress)  # every `eval_every` steps; it runs during the next step
         crossed = flags.save_every and progress.step // flags.save_every > first_step // flags.save_every
         if crossed and progress.step < flags.max_steps:  # `end_of_run` saves the last one
@@ -167,7 +165,7 @@ def wait_for_groups(flags: Flags, parts: Parts, progress: Progress) -> list[Grou
                 groups = refill(flags, parts, progress)
             else:
                 groups = generator.take(generator.pacer.take_size)
-    except (pipeline_rl.Exhausted, filters.NoVariedGroups) as reason:
+    except (Exhausted, filters.NoVariedGroups) as reason:
         retired = f"{parts.history.n_retired} of {len(parts.task.train)} prompts are retired"
         say(f"{reason}; {retired}. The run ends.")
         return None
@@ -355,32 +353,29 @@ def run(flags: Flags, parts: Parts, progress: Progress) -> int:
     catch_signals(progress)
     try:
         start(flags, parts, progress)
-    except pipeline_rl.StopRequested:
+    except StopRequested:
         parts.ranks.say(f"stopped by signal {progress.stop_signal} before the first step; nothing is written")
         return 128 + progress.stop_signal
     try:
         train(flags, parts, progress)
         end_of_run(flags, parts, progress)
         return 0
-    except pipeline_rl.StopRequested:
+    except StopRequested:
         reason = f"stopped by signal {progress.stop_signal} after step {progress.step}"
         parts.ranks.say(checkpoint_message(parts, progress, reason))
         return 128 + (progress.stop_signal or signal.SIGTERM)
-    except pipeline_rl.GeneratorFailed as error:
+    except GeneratorFailed as error:
         return generator_failed(parts, progress, error)
 
 
-def generator_failed(parts: Parts, progress: Progress, error: pipeline_rl.GeneratorFailed) -> int:
+def generator_failed(parts: Parts, progress: Progress, error: GeneratorFailed) -> int:
     """The trainer's weights are unaffected, so they are saved. Returns the exit code: DEAD_ENGINE, or 1 for what
     would happen again, as when the user's own reward function raised; a signal that came meanwhile wins."""
     code = DEAD_ENGINE if error.engine_died else 1
     message = str(error).splitlines()[0]
     if isinstance(error.__cause__, RewardError):
         message = with_flag_names(str(error.__cause__))  # with the traceback of the function
-    if parts.generator.in_transfer:  # a checkpoint would wait for ever for the ranks inside it
-        report_fault(f"{message}; continue from the newest checkpoint with --resume {parts.folder.path}")
-    else:
-        report_fault(checkpoint_message(parts, progress, message))
+    report_fault(checkpoint_message(parts, progress, message))
     return 128 + progress.stop_signal if progress.stop_signal else code
 
 

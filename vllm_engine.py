@@ -65,7 +65,6 @@ class VLLMEngine:
 
     def __post_init__(self) -> None:
         self.channel = self.channel or WeightFile()
-        self.trainer_waits = self.channel.trainer_waits
         gpu = torch.cuda.is_available()
         self.args: dict[str, Any] = {
             "model": self.model,
@@ -177,8 +176,6 @@ class WeightFile:
     `dict(model.named_parameters())`: a tied head is not among them. The folder of this file must be on the `sys.path`
     of the engine's process.
     """
-
-    trainer_waits = False  # the engine reads a copy
 
     def __init__(self, folder: Path | None = None) -> None:
         # Readable by this user only.

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from pipeline_rl import Generator, Pacer, lags
+from pipeline_rl import Pacer, lags
+from runtime.generator import Generator
 from vllm_engine import VLLMEngine
 
 

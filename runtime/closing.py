@@ -2,12 +2,9 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-import forecast
-from fit_sigmoid import UNITS, short
-from forecast import CurveReport, Forecast
+import fit_sigmoid
 from runtime.parts import Parts
 from runtime.recorder import Clock
 from runtime.run_folder import Folder, Progress, Record, writing
@@ -29,17 +26,18 @@ def save_model(parts: Parts, progress: Progress) -> None:
 
 
 def report(parts: Parts, k: int) -> str:
-    """What a finished run says: the fit of each data set, its forecast at half, and the closing table. Draws
-    curve.png."""
+    """What a finished run says: Eq. 1 fitted to each data set's pass rates, and the closing table. Draws curve.png."""
     folder, picture = parts.folder, parts.folder.path / "curve.png"
-    curves, texts = [], []
+    fits, x = {}, "tokens" if parts.recorder.device == "cpu" else "device_hours"
     for name in pass_rates(folder.read("eval.jsonl")):  # of all that is trained on, and of each data set
-        (half, whole), text = closing_fits(folder, name, parts.task.ceiling)
-        curves.append([half, whole])
-        texts.append(f"{forecast.format_report(whole)}\n\n{text}\n\n")
-    forecast.plot_curves(curves, picture)
+        rows = of_data_set(folder.read("eval.jsonl"), name)
+        C = [0 if row["step"] == 0 else row[x] for row in rows]
+        n = [row["n_prompts"] * row["n_samples"] for row in rows]
+        fits[name or str(folder.path)] = fit_sigmoid.fit(C, [row["pass_rate"] for row in rows], n_samples=n)
+    fit_sigmoid.plot_fits({name: f for name, f in fits.items() if f.A == f.A}, x, picture)
+    texts = [fit_sigmoid.report(name, f, x) for name, f in fits.items()]
     table = closing_table(folder, parts.recorder.clock, parts.recorder.device, k)
-    return f"\nThe law on this run ({picture}):\n{''.join(texts)}{table}"
+    return "\n\n".join([f"\nThe law on this run ({picture}):", *texts, table])
 
 
 def pass_rates(evaluations: Sequence[Record]) -> dict[str, list[float]]:
@@ -54,54 +52,6 @@ def of_data_set(records: Sequence[Record], name: str) -> list[Record]:
     if not name:
         return list(records)
     return [record | record["data_sets"][name] for record in records if name in record.get("data_sets", {})]
-
-
-def closing_fits(folder: Folder, name: str, known: float | None) -> tuple[list[CurveReport], str]:
-    """The forecast that the first half of a run makes, and the fit to all of it: both reports, and what a person reads.
-    `name` is the data set's, "" for all; `known` is the task's own ceiling, where it has one."""
-    records = of_data_set(folder.read("eval.jsonl"), name)
-    label = f"{folder.path}, {name}" if name else str(folder.path)
-    half = forecast.curve(records, 0.5, label)
-    whole = forecast.curve(records, 1.0, label)
-    lines = forecast_lines(half, known)
-    if whole.forecast.allowed:
-        lines += [
-            "the whole run",
-            f"  the ceiling         {ceiling_line(whole.forecast, None)}",
-        ]  # of the policy as sampled
-    return [half, whole], "\n".join(lines)
-
-
-def forecast_lines(half: CurveReport, known: float | None) -> list[str]:
-    """What the first half of a run forecast for its end, beside what came."""
-    f = half.forecast
-    if not f.allowed:
-        return [f"no forecast from the first half: {f.reason}"]
-    C, R = float(half.C[-1]), float(half.R[-1])  # the end of the run
-    low, high = f.interval(C, noise=True)[:, 0]
-    verdict = "inside" if low <= R <= high else "OUTSIDE"
-    later = half.unseen & np.isfinite(half.R)
-    later_R = half.R[later]
-    lows, highs = f.interval(half.C[later], noise=True)
-    inside = (lows <= later_R) & (later_R <= highs)
-    units = UNITS[half.x]
-    seen = f.fit.C[-1]
-    return [
-        f"forecast at half: {short(float(seen))} of {short(C)} {units}, {seen / f.fit.C_mid:.1f} C_mid",
-        f"  the end, forecast   {low:.3f} to {high:.3f} in 95% of cases",
-        f"{'':22}{f.numbers(C)}",
-        f"  the end, measured   {R:.3f}, {verdict}; of {len(inside)} evaluations {inside.sum()} inside",
-        f"  the ceiling         {ceiling_line(f, known)}",
-    ]
-
-
-def ceiling_line(f: Forecast, known: float | None) -> str:
-    """A's interval in words, and whether it holds the ceiling that is known."""
-    low, high = f.A_interval
-    line = f"{low:.3f} to {high:.3f}, {'identifiable' if f.identifiable else 'not identifiable yet'}"
-    if known:
-        line += f"; {'holds' if low <= known <= high else 'MISSES'} the known {known:.2f}"
-    return line
 
 
 def closing_table(folder: Folder, clock: Clock, device: str, k: int) -> str:

@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import vllm_engine
-from pipeline_rl import EngineDied, EngineFailed
-from runtime.flag_checks import engine_options, on_ray, worker_count
+from runtime.flag_checks import engine_options, worker_count
 from runtime.flags import EngineFlags, Flags, UsageError, reason_of
-from runtime.ray_check import check_ray
+from runtime.generator import EngineDied, EngineFailed
 from runtime.run_folder import Record
 from runtime.torch_engine import TorchEngine
-from runtime.weights import Channel, InProcess, MessageWeights, RunWeightFile, TransferWeights
+from runtime.weights import Channel, InProcess, RunWeightFile
 
 if TYPE_CHECKING:  # its import takes seconds
     from vllm import RequestOutput
@@ -37,7 +36,6 @@ if TYPE_CHECKING:  # its import takes seconds
 
 # The share of a GPU's memory that an engine takes. By vLLM's default it is .92.
 SHARE_WITH_TRAINER = 0.35  # where a trainer uses the same GPU: .92 would starve it
-SHARE_WITH_NCCL = 0.85  # on a GPU of its own with `nccl`: the buffers of a transfer come on top
 
 # What torch.distributed.run sets for its processes. The engine must not see these, or it would try to join the
 # launcher's store.
@@ -59,14 +57,13 @@ class Placement:
     workers: int  # processes of the engine
     gpus: list[int]  # this host's GPUs that it uses; none on a CPU, or if Ray places its workers
     shared: bool  # a trainer uses one of these GPUs, too
-    channel: str  # file, nccl or message
 
 
 def place(flags: EngineFlags) -> Placement:
     """The engine takes the GPUs beyond those of the trainers, or shares theirs if there are too few. Raises UsageError
     for devices and channels that cannot work."""
     options = engine_options(flags)
-    workers, remote = worker_count(options), on_ray(options)
+    workers = worker_count(options)
     trainers = trainers_here()
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus: list[int] = []
@@ -76,21 +73,13 @@ def place(flags: EngineFlags) -> Placement:
         raise UsageError(f"{trainers} trainer processes need a GPU each: give the launcher --num_processes {count}.")
     elif flags.engine == "torch":
         gpus = [0]  # it lives in the first trainer's process
-    elif not remote:
+    else:
         if workers > count:
             raise UsageError(f"--engine_args: an engine of {workers} processes needs as many GPUs; there are {count}.")
         first = trainers if trainers + workers <= count else 0
         gpus = list(range(first, first + workers))
     shared = bool(gpus) and gpus[0] < trainers
-    channel = flags.weight_channel
-    # `nccl` goes from GPU to GPU, past the host's memory, but cannot have two ranks on one GPU.
-    if channel == "auto":
-        channel = "nccl" if count and not shared else "message" if remote else "file"
-    if channel == "nccl" and (shared or not count):
-        raise UsageError("--weight_channel nccl needs a GPU that no trainer process uses; leave it out.")
-    if channel == "file" and remote:
-        raise UsageError("--weight_channel file reaches no engine that Ray places; use `nccl` or `message`.")
-    return Placement(options, workers, gpus, shared, channel)
+    return Placement(options, workers, gpus, shared)
 
 
 def trainers_here() -> int:
@@ -102,8 +91,6 @@ def devices_in_use(placement: Placement, trainers: int) -> int:
     """Devices that train (`trainers`, on all hosts) or sample: GPUs, or CPU cores. Idle ones do not count."""
     if not torch.cuda.device_count():
         return min(os.cpu_count() or 1, trainers * torch.get_num_threads() + placement.workers)
-    if not placement.gpus:  # Ray has placed the workers
-        return trainers + placement.workers
     return trainers + sum(gpu >= trainers_here() for gpu in placement.gpus)
 
 
@@ -129,32 +116,21 @@ def new_engine(
 ) -> tuple["RunEngine | TorchEngine | None", Channel]:
     """(the engine, not yet started, None on ranks other than 0; this rank's end of the weight channel). `model`: folder
     of the initial weights; `longest`: tokens of the longest prompt and completion together."""
-    channel = InProcess() if flags.engine == "torch" else new_channel(placement, rank)
+    channel = InProcess() if flags.engine == "torch" else RunWeightFile(rank)
     if rank != 0:
         return None, channel
     if flags.engine == "torch":
         options = flags.temperature, flags.max_num_seqs, flags.seed, getattr(torch, flags.dtype), flags.fp32_head
         return TorchEngine(model, stop_ids, longest, *options, "cuda" if placement.gpus else "cpu"), channel
     options = dict(placement.options)
-    share = SHARE_WITH_TRAINER if placement.shared else SHARE_WITH_NCCL if placement.channel == "nccl" else None
-    if share is not None and "gpu_memory_utilization" not in options:
-        options["gpu_memory_utilization"] = share
-        print(f"an engine takes {share} of its GPU; `gpu_memory_utilization` in --engine_args wins")
+    if placement.shared and "gpu_memory_utilization" not in options:
+        options["gpu_memory_utilization"] = SHARE_WITH_TRAINER
+        print(f"an engine takes {SHARE_WITH_TRAINER} of its GPU; `gpu_memory_utilization` in --engine_args wins")
     engine = RunEngine(
         model, stop_ids, longest, channel, flags.temperature, flags.max_num_seqs, flags.dtype, flags.seed, options,
         gpus=placement.gpus,
     )  # fmt: skip
     return engine, channel
-
-
-def new_channel(placement: Placement, rank: int) -> RunWeightFile:
-    """This rank's end of the weight channel to vLLM."""
-    if placement.channel == "file":
-        return RunWeightFile(rank)
-    if placement.channel == "message":
-        return MessageWeights(rank)
-    address = "127.0.0.1" if placement.gpus else os.environ.get("VLLM_HOST_IP", "")  # Ray's are on other hosts
-    return TransferWeights(rank, placement.workers, address)
 
 
 # ----------------------------------------------------------------------------------------------------------- the engine
@@ -174,16 +150,12 @@ class RunEngine(vllm_engine.VLLMEngine):
         # The engine's process keeps its sockets in the channel's folder, and ends with this one.
         self.environment["VLLM_RPC_BASE_PATH"] = str(self.channel.folder)
         self.environment["SCALERL_TRAINER_PID"] = str(os.getpid())  # for inside_vllm.exit_with_trainer
-        self.on_ray = on_ray(self.args)
-        if not self.on_ray:
-            self.environment |= LOOPBACK
+        self.environment |= LOOPBACK
         self._versions: list[int] = []  # n-th entry: the version that is live after n pauses of generation
         self._heart: asyncio.Task | None = None
 
     async def start(self) -> None:
         """Starts vLLM with the weights prepared last. Raises EngineFailed, whatever vLLM raised."""
-        if self.on_ray:
-            check_ray(worker_count(self.args))
         try:
             await super().start()
         except Exception as error:  # vLLM raises many kinds, bare Exception among them
@@ -211,10 +183,6 @@ class RunEngine(vllm_engine.VLLMEngine):
             if isinstance(path, str) and importlib.util.find_spec(path.rpartition(".")[0]) is None:
                 raise ModuleNotFoundError(f"{name}={path}: its module is not on sys.path")
         with variables_set(self._variables()):
-            if self.on_ray:
-                from runtime.ray_executor import RayExecutor
-
-                self.args["distributed_executor_backend"] = RayExecutor
             return super().new_vllm()
 
     def _variables(self) -> dict[str, str | None]:
@@ -260,10 +228,6 @@ class RunEngine(vllm_engine.VLLMEngine):
     async def update(self) -> None:
         """The weights prepared last become live. Raises EngineDied."""
         await self._answer_or_death(super().update())
-
-    async def weight_digests(self) -> list[dict[str, str]]:
-        """For each of vLLM's workers: its parameters' names and the SHA-256 of their bytes. Raises EngineDied."""
-        return await self._answer_or_death(self.vllm.compute_weight_checksums())
 
     async def _answer_or_death(self, calls: Coroutine) -> Any:
         """The result of calls to vLLM, which would otherwise wait forever if its process dies or is frozen meanwhile.

@@ -14,9 +14,7 @@ byte-identical on both sides at the start (norms and most embeddings; vLLM fuses
 stay identical. This also catches an engine whose weights change, but one update late.
 """
 
-import hashlib
 import random
-from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -36,7 +34,6 @@ from tasks.prompts import Problem, Task
 CHECK_ROWS = 64  # completions that are scored
 PROBES = 16  # completions of a probe
 PROBE_EVERY = 5  # steps
-HASH_EVERY = 30  # steps
 
 # Mean |difference| of log-probs, in nats per token, that rounding explains. float32: measured up to 4e-6, while weights
 # one update old differ by 1.3e-3 to 5.4e-2 (lr 5e-4). bfloat16: measured up to 0.04 (random Qwen3s, more the further
@@ -69,9 +66,6 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         self.under_way: Pending | None = None
-        self.identical: set[str] | None = None  # names of the tensors whose bytes both sides held alike at the start
-        self.byte_checks = 0  # comparisons of bytes so far
-        self.last_byte_check = (0, 0)  # (step, version)
 
     def begin_if_due(self, progress: Progress) -> None:
         """Starts an evaluation (at the first step and every `eval_every`) or a probe (every PROBE_EVERY) at the live
@@ -169,41 +163,6 @@ class Evaluator:
                 f"raise --{name}, which is {getattr(self.flags, name)}."
             )
 
-    def check_bytes(self, progress: Progress) -> None:
-        """Compares the bytes of both sides' weights: before and after the first update, then at the first update after
-        each multiple of HASH_EVERY. Call it on every rank after a push. Raises RunFailed. vLLM's CPU build keeps
-        only the norms as they are, which few updates change in bfloat16."""
-        if self.byte_checks:
-            last_step, last_version = self.last_byte_check
-            crossed = progress.step // HASH_EVERY > last_step // HASH_EVERY
-            if progress.version == last_version or (self.byte_checks > 1 and not crossed):
-                return
-        self.byte_checks += 1
-        self.last_byte_check = (progress.step, progress.version)
-        workers = self.ranks.from_main(lambda: self.generator.on_main.ask(lambda engine: engine.weight_digests()))
-        engine_hashes: dict[str, set[str]] = defaultdict(set)  # of all workers, which put their own name first
-        for worker in workers:
-            for name, digest in worker.items():
-                engine_hashes[name.rpartition(":")[2]].add(digest)
-        names = engine_hashes.keys() if self.identical is None else self.identical
-        identical, different = set[str](), set[str]()
-        for name, tensor in self.trainer.weights.items():  # on every rank, since it gathers them
-            if name not in names:
-                continue
-            if engine_hashes[name] <= hashes(tensor):
-                identical.add(name)
-            else:
-                different.add(name)
-        first = self.identical is None
-        if different and not (first and identical):
-            raise RunFailed(
-                f"weights check: at version {progress.version} the engine holds other bytes than the trainer, as of "
-                f"{min(different)}: its weights are not those of this version"
-            )
-        if not identical:
-            self.ranks.say("Warning: the engine has no tensor under a name of the trainer's; no bytes are compared.")
-        self.identical = identical
-
 
 def figures(groups: Sequence[Sequence[Rollout]]) -> Record:
     """The figures of one evaluation, from its rollouts grouped by prompt."""
@@ -233,12 +192,6 @@ def evaluation_line(record: Record) -> str:
         name = source.rpartition("/")[2]
         line += f" · {name} {rate:.3f}"
     return line
-
-
-def hashes(tensor: torch.Tensor) -> set[str]:
-    """Of a tensor's bytes: vLLM's hash and the torch engine's."""
-    contents = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-    return {hashlib.sha256(contents).hexdigest(), str(torch.hash_tensor(tensor).item())}
 
 
 def logprob_gaps(own: torch.Tensor, behaviour: list[list[float]], rows: list[Row]) -> list[torch.Tensor]:

@@ -16,10 +16,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-
-import masks
 from fp32_head import GENERATOR_ARGS
+from losses import LOSSES
 from pipeline_rl import Pacer
 from runtime.flags import (
     BUILT_IN,
@@ -35,7 +33,7 @@ from runtime.flags import (
 )
 from runtime.model import check_config
 from runtime.run_folder import Folder, Record
-from runtime.trainer import mask_options
+from runtime.trainer import named_loss
 
 BOUNDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
 
@@ -44,8 +42,6 @@ UNUSED = {
     "eps_max": ("loss", "dispo gspo dapo grpo tis"),
     "eps_low": ("loss", "cispo"),
     "eps_high": ("loss", "cispo grpo"),  # grpo's clip is symmetric
-    "mask_low": ("mask", "none truncate deepseek dppo dppo_kl m2po"),
-    "mask_high": ("mask", "none"),
     "penalty_window": ("length_control", "interruption none"),
     "penalty_on": ("length_control", "interruption none"),
     "zero_variance_filter": ("dynamic_sampling", "True"),
@@ -65,7 +61,7 @@ USUAL = {  # values for real models, where the default suits the built-in task
 def check_flags(flags: Flags) -> list[str]:
     """Raises UsageError for what cannot work; returns notes. Rounds `max_steps` up where steps come in rounds of k."""
     engine_options(flags)  # raises UsageError itself
-    for rule in (bounds, unused, schedule, length, data, model, stale_tokens, folders):  # a folder hides no other fault
+    for rule in (bounds, unused, loss, schedule, length, data, model, folders):  # a folder hides no other fault
         for sentence in rule(flags):
             raise UsageError(sentence)
     messages = list(notes(flags))
@@ -127,8 +123,6 @@ def data(flags: Flags) -> Iterator[str]:
     needs_variance = flags.zero_variance_filter or flags.dynamic_sampling
     if flags.rollouts == 1 and flags.max_steps and (needs_variance or not other_terms):
         yield "--rollouts 1 trains nothing: a group of one has no advantage; use 2 or more."
-    if flags.normalize_advantages == "maxrl" and flags.length_control == "penalty" and flags.penalty_on == "all":
-        yield "--normalize_advantages maxrl divides by the pass rate; use --penalty_on correct, or another."
     if flags.dynamic_sampling and flags.reward == "shuffled":
         yield "--dynamic_sampling looks at true rewards; use --reward task with it."
     if flags.dataset in WITH_RARITY and flags.model:
@@ -167,16 +161,12 @@ def is_qwen3(model: str) -> bool:
     return config.is_file() and json.loads(config.read_text()).get("model_type") == "qwen3"
 
 
-def stale_tokens(flags: Flags) -> Iterator[str]:
-    """A mask that the loss cannot use, or whose limits leave nothing."""
-    if flags.mask == "truncate" and flags.loss not in ("dapo", "grpo"):
-        yield f"--mask truncate caps rho, which --loss {flags.loss} caps itself or does not have; use dapo or grpo."
-    elif flags.mask != "none":
-        nothing = torch.zeros(1, 1)
-        try:
-            masks.MASKS[flags.mask](nothing, nothing, nothing, nothing, **mask_options(flags))
-        except ValueError as error:
-            yield f"--mask_low {flags.mask_low} and --mask_high {flags.mask_high}: {error}"
+def loss(flags: Flags) -> Iterator[str]:
+    """A loss that is not there."""
+    try:
+        named_loss(flags.loss)
+    except (KeyError, ImportError, AttributeError):
+        yield f"--loss {flags.loss} is none of {', '.join(LOSSES)}, and no module:function that can be imported."
 
 
 def folders(flags: Flags) -> Iterator[str]:
@@ -276,11 +266,6 @@ def engine_options(flags: EngineFlags) -> Record:
     if flags.fp32_head:
         options["hf_overrides"] = GENERATOR_ARGS["hf_overrides"] | overrides
     return options
-
-
-def on_ray(options: Record) -> bool:
-    """Whether Ray places the engine's workers, on any host."""
-    return options.get("distributed_executor_backend") == "ray"
 
 
 def worker_count(options: Record) -> int:

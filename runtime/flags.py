@@ -38,7 +38,7 @@ def flag(default: Any, text: str, **bounds: float) -> Any:
     return field(default=default, metadata={"help": text, "bounds": bounds})
 
 
-WITH_RARITY = ("discover", "ramble", "rare")
+WITH_RARITY = ("discover",)
 BUILT_IN = ("graded", *WITH_RARITY)  # the tasks that need no --model
 # The default of --lr for a pretrained model: DAPO's for 32B (arXiv 2503.14476), IsoCompute's for 1,024 completions a
 # step (2603.12151), twice ScaleRL's for 8B. Small ones take more: `make real` has 1e-5 for 135M.
@@ -69,7 +69,6 @@ class ModelFlags:
     """The model and its numbers."""
 
     model: str = flag("", "Folder or hub id of a causal LM; empty means the built-in warm-started one.")
-    size: Literal["xs", "s", "m", "l", "xl"] = flag("m", "Built-in model: .06M, .10M, .23M, .51M or 1.01M parameters.")
     dtype: Literal["float32", "bfloat16"] = flag(
         "float32", "Dtype of the forward passes on both sides; AdamW's weights stay FP32."
     )
@@ -123,9 +122,7 @@ class ScheduleFlags:
         "auto", "`torch`: no vLLM, for the built-in model or as small a Qwen3. `auto`: vllm where it can be imported."
     )
     max_num_seqs: int = flag(256, "Requests inside the engine at once.", at_least=1)
-    weight_channel: Literal["auto", "file", "nccl", "message"] = flag(
-        "auto", "New weights: `file` (shared memory), `nccl` (to GPUs without a trainer), `message` (Ray)."
-    )
+    weight_channel: Literal["auto", "file"] = flag("auto", "New weights: `file`, in shared memory.")
     engine_args: str = flag("", 'More of vLLM\'s engine arguments, a JSON object: {"tensor_parallel_size": 2}.')
 
 
@@ -133,19 +130,12 @@ class ScheduleFlags:
 class LossFlags:
     """Loss, averages, advantages (Eq. 5)."""
 
-    loss: Literal["cispo", "dispo", "gspo", "dapo", "grpo", "tis"] = flag("cispo", "Policy loss.")
+    loss: str = flag("cispo", "Policy loss: cispo, dispo, gspo, dapo, grpo, tis, or your own module:function.")
     aggregation: Literal["prompt", "sample", "token", "constant"] = flag("prompt", "Average of the token losses.")
-    normalize_advantages: Literal["batch", "prompt", "none", "maxrl"] = flag(
-        "batch", "Std that divides the advantages; `maxrl`: the pass rate."
-    )
+    normalize_advantages: Literal["batch", "prompt", "none"] = flag("batch", "Std that divides the advantages.")
     eps_max: float = flag(5.0, "CISPO: absolute cap on rho.", above=0)
     eps_low: float = flag(-1.0, "Lower clip of dispo, gspo, dapo, grpo, tis; -1: the loss's own default.", at_least=-1)
     eps_high: float = flag(-1.0, "Upper clip of dispo, gspo, dapo, tis; -1: the loss's own default.", at_least=-1)
-    mask: Literal["none", "truncate", "icepop", "sequence", "geometric", "deepseek", "dppo", "dppo_kl", "m2po"] = flag(
-        "none", "Stale tokens that no longer count (masks.py), with any loss."
-    )
-    mask_low: float = flag(-1.0, "Lower limit of icepop, sequence, geometric; -1: the mask's own default.", at_least=-1)
-    mask_high: float = flag(-1.0, "Limit of the mask, the upper one of two; -1: its own default.", at_least=-1)
     kl_coef: float = flag(0.0, "Weight of the KL penalty to the initial model; the paper uses none.", at_least=0)
     entropy_coef: float = flag(0.0, "Weight of the entropy bonus; the paper uses none.", at_least=0)
 
@@ -251,12 +241,11 @@ def runs_code(name: str, value: Any) -> bool:
     """Whether this value of a flag can make a run execute code that somebody else put into its folder."""
     if name == "trust_remote_code":
         return bool(value)
-    if name == "reward":
+    if name in ("reward", "loss"):
         return ":" in value
     if name == "engine_args":
         for key, setting in parsed_engine_args(value).items():
-            number = key in PLAIN_ENGINE_ARGS and isinstance(setting, int | float | None)
-            if not number and (key, setting) != ("distributed_executor_backend", "ray"):
+            if key not in PLAIN_ENGINE_ARGS or not isinstance(setting, int | float | None):
                 return True
     return False
 

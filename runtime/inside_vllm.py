@@ -49,14 +49,6 @@ class RunWeightReceiver(vllm_engine.WeightReceiver):
             self.repacked = is_repacked(model)
         super().load_weight_file(path)
 
-    def load_weight_bytes(self, data: bytes) -> None:
-        """Does the same with the bytes of such a file, which is on another host."""
-        # A file in memory that has no name: nothing is left of it if this process is killed.
-        with os.fdopen(os.memfd_create("weights"), "wb") as file:
-            file.write(data)
-            file.flush()
-            self.load_weight_file(f"/proc/self/fd/{file.fileno()}")
-
 
 def is_repacked(model: torch.nn.Module) -> bool:
     """Whether a layer of vLLM's CPU build computes with anything but its parameters."""

@@ -18,12 +18,12 @@ import torch
 
 import length_control
 from filters import PassRateHistory
-from pipeline_rl import EngineFailed, Generator, StopRequested
 from runtime import run_folder
 from runtime.engine import Placement, RunEngine, TorchEngine, devices_in_use, new_engine, place
 from runtime.evaluation import Evaluator
 from runtime.flag_checks import new_pacer
 from runtime.flags import DEFAULTS, WITH_RARITY, Flags, LengthFlags, UsageError, reason_of
+from runtime.generator import EngineFailed, Generator, StopRequested
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import UNREADABLE, Folder, Progress
@@ -155,7 +155,7 @@ def warm_start_folder(flags: Flags, ranks: Ranks) -> str:
     if flags.dataset in WITH_RARITY:
         demonstrations = replace(demonstrations, rarity=flags.rarity)
         seed = 0  # one first model for all seeds, as a pretrained one
-    settings = warm_start.warm_start_of(flags.size, demonstrations)
+    settings = warm_start.WarmStart(demonstrations=demonstrations)
     return ranks.from_main(lambda: str(warm_start.warm_start(CACHE, seed=seed, settings=settings, report=ranks.say)))
 
 

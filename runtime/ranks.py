@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
-from pipeline_rl import EngineFailed, Generator, StopRequested
+from runtime.generator import EngineFailed, Generator, StopRequested
 from runtime.weights import Channel, Weights
 from tasks.prompts import Problem
 
@@ -88,7 +88,6 @@ class SharedGenerator:
     generator: Generator | None
     channel: Channel
     ranks: Ranks
-    in_transfer: bool = False  # a push is open, in which the other ranks send as well
 
     @property
     def on_main(self) -> Generator:
@@ -99,30 +98,17 @@ class SharedGenerator:
     def start(self, weights: Weights, version: int) -> None:
         """Starts the engine with the trainer's weights. If it does not start, every rank raises EngineFailed, or
         StopRequested."""
-        met = False
-
-        def meet(failure: EngineFailed | StopRequested | None = None) -> None:
-            """Rank 0 tells the others whether the engine runs."""
-            nonlocal met
-            met = True
-            outcome = self.ranks.from_main(lambda: failure)
-            if outcome is not None:
-                raise outcome
-
-        # A channel meets before its first transfer, in which the other ranks would wait forever. One without a
-        # transfer never does, and they meet below.
-        self.channel.meet = meet
+        failure = None
         try:
             if self.generator is None:
                 self.channel.prepare(weights)
             else:
                 self.generator.start(weights, version)
         except (EngineFailed, StopRequested) as error:
-            if not met:
-                meet(error)
-            raise
-        if not met:
-            meet()
+            failure = error
+        failure = self.ranks.from_main(lambda: failure)
+        if failure is not None:
+            raise failure
 
     def push(self, weights: Weights, version: int, release: int) -> None:
         """Sends the weights of `version` while requests run; `release` groups are done with once they are live."""
@@ -130,9 +116,7 @@ class SharedGenerator:
         if self.generator is None:
             self.channel.prepare(weights)
         else:
-            self.in_transfer = self.ranks.count > 1 and self.channel.trainer_waits
             self.generator.push(weights, version, release=release)
-            self.in_transfer = False
 
     def release(self, count: int) -> None:
         """`count` taken groups are done with, and there are no new weights."""

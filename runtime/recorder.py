@@ -15,8 +15,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 import length_control
-from pipeline_rl import Generator, Group, Rollout, lags
+from pipeline_rl import Group, Rollout, lags
 from runtime.flags import OF_ONE_CALL, VERSION, Flags
+from runtime.generator import Generator
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.run_folder import Folder, Progress, Record
 from runtime.trainer import TrainingBatch
@@ -188,7 +189,7 @@ class Recorder:
         self.clock.trained_tokens += tokens
         passed = sum(len(row) for row in batch.rows)
         self.clock.forward_tokens += passed
-        for again in (self.flags.kl_coef, self.flags.gradient_checkpointing, self.flags.mask == "m2po"):
+        for again in (self.flags.kl_coef, self.flags.gradient_checkpointing):
             if again:
                 self.clock.extra_forward_tokens += passed
         result = {"rows": len(batch.rows), "trained_tokens": tokens}

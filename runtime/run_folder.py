@@ -37,8 +37,9 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint import CheckpointException
 
 from filters import PassRateHistory
-from pipeline_rl import Generator, Group
+from pipeline_rl import Group
 from runtime.flags import UsageError
+from runtime.generator import Generator
 from runtime.lock import flush, lock, unlock
 from tasks.prompts import PromptStream
 

@@ -83,8 +83,6 @@ class Request:
 class TorchEngine:
     """An engine in this process. `sample` raises what a step raised."""
 
-    trainer_waits = False
-
     def __init__(
         self, model: str, stop_ids: Sequence[int], max_model_len: int, temperature: float, max_num_seqs: int, seed: int,
         dtype: torch.dtype = torch.float32, fp32_head: bool = True, device: str = "cpu",
@@ -143,10 +141,6 @@ class TorchEngine:
         self.waiting.append(request)
         self.wake.set()
         return await request.answer
-
-    async def weight_digests(self) -> list[dict[str, str]]:
-        """Each parameter's name and `torch.hash_tensor` of it."""
-        return [{name: str(torch.hash_tensor(x.detach()).item()) for name, x in self.model.named_parameters()}]
 
     def shutdown(self) -> None:
         """Does nothing: stepping stops with the event loop."""

@@ -17,13 +17,13 @@ import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 import losses
-import masks
 from runtime.flags import Flags, LossFlags, OptimizerFlags
 from runtime.model import Microbatch, Policy, Row, active_parameters, load_model, microbatches
 from runtime.weights import CheckpointTensors, whole
@@ -47,7 +47,6 @@ class TrainingBatch:
     advantages: Tensor  # (N,)
     token_weights: Tensor  # (N, T)
     old_logprobs: Tensor | None = None  # (N, T), for TIS
-    stale_weights: Tensor | None = None  # (N, T), of a mask that looks at the whole batch
 
 
 class Trainer:
@@ -112,9 +111,6 @@ class Trainer:
         """Adds the gradient of the batch's loss. Returns whether the loss has a term at all (the mask may drop every
         token, but keeps those of the KL penalty and the entropy bonus), and its metrics over all ranks."""
         accelerator = self.accelerator
-        if self.flags.mask == "m2po":  # compares the tokens of the whole batch, so it needs all log-probs first
-            rows = self.score(batch.rows), batch.behaviour_logprobs, batch.advantages, batch.mask
-            batch.stale_weights, _ = masks.MASKS["m2po"](*rows, **mask_options(self.flags))
         mine = self._microbatches(batch.rows)
         parts = []
         for i, microbatch in enumerate(mine):
@@ -146,22 +142,13 @@ class Trainer:
         def part(tensor: Tensor) -> Tensor:  # without waiting for the device
             return tensor[microbatch.rows].to(self.accelerator.device, non_blocking=True)
 
-        policy_loss: Any = losses.LOSSES[flags.loss]  # each has options of its own
         options: dict[str, Any] = dict(clip_options(flags))
         if flags.loss == "tis" and batch.old_logprobs is not None:
             options["old_logprobs"] = part(batch.old_logprobs)
         mask = part(batch.mask)  # (n, T)
         logprobs, entropy = self.policy(microbatch)  # (n, T)
         rows = logprobs, part(batch.behaviour_logprobs), part(batch.advantages), mask
-        token_loss, metrics = policy_loss(*rows, **options)  # (n, T)
-        if flags.mask != "none":  # which stale tokens still count; the two terms below keep all
-            if batch.stale_weights is None:
-                stale_weights, counts = masks.MASKS[flags.mask](*rows, **mask_options(flags))  # (n, T)
-            else:
-                stale_weights = part(batch.stale_weights)  # (n, T)
-                counts = masks.counts(stale_weights, part(batch.advantages)[:, None], mask)
-            token_loss = token_loss * stale_weights
-            metrics |= counts
+        token_loss, metrics = named_loss(flags.loss)(*rows, **options)  # (n, T)
         if self.reference is not None:
             kl = losses.kl_penalty(logprobs, self.reference(microbatch)[0], mask)  # k3
             token_loss = token_loss + flags.kl_coef * kl
@@ -268,6 +255,8 @@ def clip_options(flags: LossFlags) -> dict[str, float]:
     """The keyword options of the chosen loss; what was not set stays at the loss's own default."""
     if flags.loss == "cispo":
         return {"eps_max": flags.eps_max}
+    if ":" in flags.loss:
+        return {}
     if flags.loss == "grpo":  # one for both sides
         options = {"eps": flags.eps_low}
     else:
@@ -275,7 +264,9 @@ def clip_options(flags: LossFlags) -> dict[str, float]:
     return {name: value for name, value in options.items() if value >= 0}
 
 
-def mask_options(flags: LossFlags) -> dict[str, float]:
-    """The thresholds of --mask; what was not set stays at the mask's own default."""
-    options = {"low": flags.mask_low, "high": flags.mask_high}
-    return {name: value for name, value in options.items() if value >= 0}
+def named_loss(name: str) -> Any:
+    """A loss of losses.py, or your own `module:function` with the same arguments, results and contract."""
+    if ":" not in name:
+        return losses.LOSSES[name]
+    module, _, function = name.partition(":")
+    return getattr(import_module(module), function)

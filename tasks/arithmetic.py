@@ -65,7 +65,6 @@ SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tasks.prompts import Problem, Task, stable_key
@@ -85,7 +84,6 @@ HELD_OUT_ONE_IN = 8  # problems, by the hash of their text
 GRADED_OPS = (2, 4)  # fewest and most operations of the graded task
 IMPOSSIBLE_EVERY = 5  # of its problems
 DISCOVER_POOL = 128  # its training problems
-RARE_POOL = 256  # more, since few of them teach anything
 CEILING = 1 - 1 / IMPOSSIBLE_EVERY
 
 
@@ -233,6 +231,4 @@ def graded_task(seed: int = 0, pool_size: int = 2048, held_out_size: int = 256) 
 TASKS: dict[str, Callable[..., ChainTask]] = {
     "graded": graded_task,
     "discover": discover_task,
-    "ramble": discover_task,
-    "rare": partial(discover_task, pool_size=RARE_POOL),
 }

@@ -49,8 +49,6 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # input ids and labels, both (N, T), 
 Report = Callable[[str], None]  # gets a line to show
 Fact = tuple[str, int]  # an operation, and the value to which it is applied
 
-LONGEST_RAMBLE = 24  # tokens, more than the budgets of runs
-
 
 @dataclass(frozen=True)
 class Demonstrations:
@@ -71,26 +69,19 @@ class Demonstrations:
     restart: float = 0.35
     cut: float = 0.15
     rarity: int = 1
-    rambles: bool = False
-    gaps: bool = False
 
 
 DEMONSTRATIONS = {  # of each built-in task
     "graded": Demonstrations(),
     "discover": Demonstrations(wrong_rates=(0.02, 0.10), recheck=0.0, restart=0.0, cut=0.0),
-    "ramble": Demonstrations(wrong_rates=(0.02, 0.10), recheck=0.0, restart=0.0, cut=0.0, rambles=True),
-    "rare": Demonstrations(wrong_rates=(0.0, 0.99), recheck=0.0, restart=0.0, cut=0.0, gaps=True),
 }
 
 
-def wrong_rates(ends: tuple[float, float], gap_every: int = 0) -> dict[Fact, float]:
-    """How often each of the 210 facts is shown with a wrong result: the middles of 210 equal parts of `ends`, or with
-    `gap_every` the second of the ends for one fact in so many and the first for the others."""
+def wrong_rates(ends: tuple[float, float]) -> dict[Fact, float]:
+    """How often each of the 210 facts is shown with a wrong result: the middles of 210 equal parts of `ends`."""
     facts = [(operation, value) for operation in OPERATIONS for value in range(10)]
     shuffled = random.Random("wrong facts 0").sample(facts, len(facts))
     low, high = ends
-    if gap_every:
-        return {fact: low if i % gap_every else high for i, fact in enumerate(shuffled)}
     return {fact: low + (high - low) * (i + 0.5) / len(facts) for i, fact in enumerate(shuffled)}
 
 
@@ -102,7 +93,7 @@ class Demonstrator:
         self.corrupted = corrupted
         self.count = 0  # demonstrations so far
         self.rng = random.Random(f"demonstrations {seed} {corrupted} warm start")
-        self.wrong_rates = wrong_rates(settings.wrong_rates, settings.rarity if settings.gaps else 0)
+        self.wrong_rates = wrong_rates(settings.wrong_rates)
 
     def happens(self, probability: float) -> bool:
         """Draws whether a mistake or a habit of this probability happens here."""
@@ -153,20 +144,15 @@ class Demonstrator:
         start, operations = self.problem()
         prompt = arithmetic.chain_text(start, operations).split()
         self.count += 1
-        is_usual = self.count % self.settings.rarity > 0 and not self.settings.gaps
-        rambles = is_usual and self.settings.rambles
-        if is_usual and self.corrupted and not rambles:
+        if self.count % self.settings.rarity > 0 and self.corrupted:
             guess = ["</think>", *self.rng.choices(arithmetic.DIGITS, k=2), "<eos>"]
             return prompt, guess, [True] * len(guess)
         words = self.thinking(start, operations)
         close = ["</think>"]
         close_is_taught = True
         is_cut = self.corrupted and self.happens(self.settings.cut)
-        if rambles:
-            words += [arithmetic.RECHECK] * self.rng.randint(1, LONGEST_RAMBLE)
-        elif is_cut:
+        if is_cut:
             words = words[: self.rng.randint(3, len(words))]
-        if rambles or is_cut:
             # RL forces the phrase and never samples it: the model learns what follows it, not to write it.
             close = list(arithmetic.PHRASE)
             close_is_taught = False
@@ -211,15 +197,6 @@ class ModelShape:
     vocab_size: int = len(WORDS)
 
 
-SHAPES = {  # by size, from 0.06M to 1M parameters
-    "xs": ModelShape(hidden_size=48, num_attention_heads=2, num_key_value_heads=1, intermediate_size=128),
-    "s": ModelShape(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=192),
-    "m": ModelShape(),
-    "l": ModelShape(hidden_size=144, num_attention_heads=6, num_key_value_heads=3, intermediate_size=384),
-    "xl": ModelShape(hidden_size=208, num_attention_heads=8, num_key_value_heads=4, intermediate_size=544),
-}
-
-
 @dataclass(frozen=True)
 class WarmStart:
     """Settings of the warm start: the model, what it is shown, and how it is trained on it."""
@@ -228,18 +205,9 @@ class WarmStart:
     demonstrations: Demonstrations = Demonstrations()
     clean_loss: float = 0.08  # at which the first phase ends
     clean_steps: int = 600  # at most
-    corrupted_loss: float = 0.0  # the same of the second phase
     corrupted_steps: int = 90
     batch_size: int = 64
     lr: float = 3e-3
-
-
-def warm_start_of(size: str, demonstrations: Demonstrations = Demonstrations()) -> WarmStart:
-    """Settings for a model of this size, a key of SHAPES; those of m are the defaults."""
-    if size == "m":
-        return WarmStart(demonstrations=demonstrations)
-    # The steps are upper bounds; the loss is the one that m reaches in its 90 steps.
-    return WarmStart(SHAPES[size], demonstrations, clean_steps=3000, corrupted_loss=0.67, corrupted_steps=600)
 
 
 def supervised_steps(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> Iterator[float]:
@@ -304,7 +272,7 @@ def train_warm_start(settings: WarmStart, seed: int, report: Report = lambda lin
             f"the warm start's loss is {loss:.3f} after {settings.clean_steps} clean steps, not below "
             f"{settings.clean_loss}; raise clean_steps or try another seed"
         )
-    phase(True, settings.corrupted_steps, settings.corrupted_loss)
+    phase(True, settings.corrupted_steps, 0.0)
     return model.eval()
 
 

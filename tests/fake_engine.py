@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline_rl import Generator, Pacer, Rollout
+from pipeline_rl import Pacer, Rollout
+from runtime.generator import Generator
 
 
 @dataclass

@@ -19,9 +19,10 @@ from PIL import Image
 
 import runtime.parts
 import train
-from pipeline_rl import FORCED, Counters, Group, Pacer, Rollout
+from pipeline_rl import FORCED, Group, Pacer, Rollout
 from runtime import closing, evaluation, run_folder
 from runtime.flags import Flags, parse_flags
+from runtime.generator import Counters
 from runtime.model import Row
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder

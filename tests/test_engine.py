@@ -17,11 +17,11 @@ import torch
 from fake_engine import generating, problems, wait_until
 
 from fp32_head import GENERATOR_ARGS
-from pipeline_rl import EngineFailed, GeneratorFailed
 from runtime import engine, ray_check
 from runtime.engine import RunEngine, devices_in_use, place, variables_set
 from runtime.flag_checks import check_flags, engine_options, worker_count
 from runtime.flags import Flags, UsageError, parse_flags, reason_of
+from runtime.generator import EngineFailed, GeneratorFailed
 from runtime.weights import MessageWeights, RunWeightFile, TransferWeights
 from vllm_engine import VLLMEngine, vllm_environment
 

@@ -238,7 +238,7 @@ DRIVER = """
 
     if __name__ == "__main__":
         wrap(*{{
-            "generation": (pipeline_rl.Generator, "take", 2, lambda self, count: self.pacer.outstanding > 0),
+            "generation": (Generator, "take", 2, lambda self, count: self.pacer.outstanding > 0),
             "update": (train.Trainer, "update", 3, lambda self, version: version == 2),
             "evaluation": (Evaluator, "_result", 2, lambda self, check, rng: not check.future.done()),
             "save": (Folder, "finish_checkpoint", 1, lambda self, temporary, *_: any(temporary.iterdir())),

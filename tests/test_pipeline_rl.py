@@ -20,18 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import pipeline_rl
-from pipeline_rl import (
-    FORCED,
-    EngineDied,
-    EngineFailed,
-    Exhausted,
-    Generator,
-    Group,
-    Pacer,
-    Rollout,
-    StopRequested,
-    lags,
-)
+from pipeline_rl import FORCED, Group, Pacer, Rollout, lags
+from runtime.generator import EngineDied, EngineFailed, Exhausted, Generator, GeneratorFailed, StopRequested
 from vllm_engine import check_sample
 
 pytestmark = pytest.mark.timeout(30)  # a bound that is broken often shows as a wait without end
@@ -346,14 +336,14 @@ def test_exceptions_in_the_reward_and_in_the_problems_reach_the_trainer():
         with generating(prompts, pacer=Pacer(2, 0), **options) as generator:
             started = time.monotonic()
             for _ in range(2):
-                with pytest.raises(pipeline_rl.GeneratorFailed, match=error.__name__) as caught:
+                with pytest.raises(GeneratorFailed, match=error.__name__) as caught:
                     generator.take(2)
                 assert type(caught.value.__cause__) is error and not caught.value.engine_died
             assert time.monotonic() - started < 10
     with generating(broken_problems(2), FakeEngine(slots=2), Pacer(1, 3)) as generator:
         wait_until(lambda: generator.pacer.ready == 2)
         assert [generator.take(1)[0].problem.key for _ in range(2)] == ["p0", "p1"]
-        with pytest.raises(pipeline_rl.GeneratorFailed, match="LookupError: the data set"):
+        with pytest.raises(GeneratorFailed, match="LookupError: the data set"):
             generator.take(1)
 
 
@@ -366,7 +356,7 @@ def test_a_push_that_fails_ends_every_wait_with_its_error(method):
         generator.push({}, 1, 0)
         started = time.monotonic()
         for wait in (lambda: generator.take(2), generator.settle):
-            with pytest.raises(pipeline_rl.GeneratorFailed, match=r"layers\.7"):
+            with pytest.raises(GeneratorFailed, match=r"layers\.7"):
                 wait()
         assert time.monotonic() - started < 10 and generator.engine.version == 0
 
@@ -393,7 +383,7 @@ def test_a_dead_engine_is_told_from_other_faults_on_every_rank():
     with generating(problems(2), engine) as generator:
         engine.update = mock.AsyncMock(side_effect=EngineDied("killed"))
         generator.push({}, 1, 0)
-        with pytest.raises(pipeline_rl.GeneratorFailed) as caught:
+        with pytest.raises(GeneratorFailed) as caught:
             generator.settle()
     there = pickle.loads(pickle.dumps(caught.value))
     assert there.engine_died and there.__cause__ is None and str(there) == "the generator failed: EngineDied: killed"

@@ -26,8 +26,8 @@ from accelerate.utils.other import get_free_port
 from safetensors.torch import load_file
 
 import train
-from pipeline_rl import EngineFailed
 from runtime.flags import Flags
+from runtime.generator import EngineFailed
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress

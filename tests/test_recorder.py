@@ -11,10 +11,10 @@ import pytest
 from accelerate.utils import LoggerType
 from scripted import ScriptedGenerator, go, without_times
 
-from pipeline_rl import Counters
 from runtime import flag_checks, recorder
 from runtime.closing import closing_fits, closing_table
 from runtime.flags import VERSION
+from runtime.generator import Counters
 from runtime.recorder import Clock, staleness, step_line, warnings_of
 from runtime.run_folder import Folder
 from tasks import arithmetic

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from scripted import STEPS, Killed, Replay, assert_same_logs, go, small_model, without_times
 from test_faults import small_disk
 
-import pipeline_rl
 from filters import PassRateHistory
 from pipeline_rl import Group
 from runtime import run_folder
 from runtime.flags import UsageError
+from runtime.generator import StopRequested
 from runtime.run_folder import Folder, Progress, RunFailed
 from tasks.prompts import PromptStream
 
@@ -241,7 +241,7 @@ def test_a_stop_in_mid_step_keeps_every_prompt(program, whole, tmp_path):
 
     def result_of(self, future):
         if self.step == 3 and len(seen) == 4:
-            raise pipeline_rl.StopRequested
+            raise StopRequested
         return future
 
     code, out, _ = program(script={"take": take, "result_of": result_of})

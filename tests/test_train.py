@@ -20,12 +20,12 @@ from scripted import (
     without_times,
 )
 
-import pipeline_rl
 import runtime.parts
 import train
 from pipeline_rl import Group
 from runtime import closing
 from runtime.flags import Flags
+from runtime.generator import EngineDied, Exhausted, GeneratorFailed, StopRequested
 from runtime.ranks import Ranks, report_fault
 from runtime.run_folder import Folder, Progress
 from runtime.torch_engine import TorchEngine
@@ -368,7 +368,7 @@ def test_all_prompts_retired_is_a_success(program, tmp_path):
         try:
             groups = Replay.take(self, count)
         except StopIteration:  # the real generator's word for it: test_pipeline_rl.py
-            raise pipeline_rl.Exhausted("no prompt is left to admit; 0 groups stay untrained") from None
+            raise Exhausted("no prompt is left to admit; 0 groups stay untrained") from None
         for answer in [answer for group in groups for answer in group.rollouts]:
             answer.reward, answer.correct = 1.0, True
         return groups
@@ -389,7 +389,7 @@ def test_the_engine_dies_while_weights_are_pushed(program, whole, tmp_path):
 
     def push(self, tensors, version, release):
         if version == 4:
-            failure = pipeline_rl.GeneratorFailed("the generator failed: EngineDied: it died")
+            failure = GeneratorFailed("the generator failed: EngineDied: it died")
             failure.engine_died = True
             raise failure
         Replay.push(self, tensors, version, release)
@@ -407,7 +407,7 @@ def test_a_stop_request_wins_over_a_dead_engine(program, tmp_path):
     def take(self, count):
         if self.step == 3:
             self.progress.stop_signal = 15
-            raise pipeline_rl.GeneratorFailed("the generator failed: EngineDied: it died")
+            raise GeneratorFailed("the generator failed: EngineDied: it died")
         return Replay.take(self, count)
 
     code, _, err = program(script={"take": take})
@@ -419,7 +419,7 @@ def test_the_others_may_wait_inside_a_transfer_when_the_engine_dies(capsys):
     """Then a checkpoint, which is a collective, would wait for them for ever: the newest one is named instead."""
     generator, folder = SimpleNamespace(in_transfer=True), SimpleNamespace(path="runs/x")
     parts, progress = SimpleNamespace(generator=generator, folder=folder), Progress(None)
-    error = pipeline_rl.GeneratorFailed("it died\nat night")
+    error = GeneratorFailed("it died\nat night")
     error.engine_died = True
     assert train.generator_failed(parts, progress, error) == 75
     assert capsys.readouterr().err == "train.py: it died; continue from the newest checkpoint with --resume runs/x\n"
@@ -432,7 +432,7 @@ RAISED = [  # where in the generator's thread, at which call, what, the exit cod
         TorchEngine,
         "_step",
         60,
-        pipeline_rl.EngineDied("no\nmore"),
+        EngineDied("no\nmore"),
         75,
         "the generator failed: EngineDied: no; checkpoint",
     ),
@@ -504,7 +504,7 @@ def test_weights_that_are_not_finite_are_not_saved(monkeypatch, program, tmp_pat
 
     def take(self, count):
         if self.step == 3:
-            raise pipeline_rl.GeneratorFailed("the generator failed: RuntimeError: a log-prob that is not finite")
+            raise GeneratorFailed("the generator failed: RuntimeError: a log-prob that is not finite")
         return Replay.take(self, count)
 
     monkeypatch.setattr(Trainer, "update", spoilt)
@@ -520,7 +520,7 @@ def test_a_stop_while_the_engine_starts_writes_nothing(program, tmp_path):
 
     def killed(self, weights, version=0):  # a signal to the whole group ends the engine, too
         self.progress.stop_signal = 15
-        raise pipeline_rl.StopRequested
+        raise StopRequested
 
     def start(self, weights, version=0):
         self.progress.stop_signal = 15

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import masks
 import pytest
 import torch
 import transformers
@@ -19,7 +20,6 @@ from saved_bytes import saved_bytes
 from transformers import AutoModelForCausalLM
 
 import losses
-import masks
 from runtime import run_folder
 from runtime.flags import Flags, UsageError
 from runtime.model import Row

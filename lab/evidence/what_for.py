@@ -1,0 +1,172 @@
+"""What each of the recipe's eight changes is for: the recipe, and the recipe with that one change undone.
+
+    python lab/evidence/what_for.py clip        # makes both, three seeds each, and says what differs
+    python lab/evidence/what_for.py             # the tables and the picture of lab/what_for.md, from the published runs
+
+Each pair stands in the setting in which its change is needed; both sides have the same seeds, and one measure is
+tested. Settings, measures and the number of seeds were committed before the published runs.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ablate
+import numpy as np
+import pandas as pd
+from runs import RESULTS, Run, collect, members, runs_of
+from scipy.stats import binomtest, ttest_1samp
+from tables import difference_cell, differences, fill, interval, markdown, measure
+
+Groups = Mapping[str, Sequence[Run]]  # variant of the comparison `what-for` -> its runs
+PAGE = RESULTS.parent / "what_for.md"
+
+FOUND = 0.25  # a run that ends above it has found thinking
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One change: the variants with it and without, the column of the curves that shows its mechanism at work, and the
+    measure that is tested: the end, or the compute to a pass rate."""
+
+    recipe: str
+    without: str
+    mechanism: str
+    tested: str
+    rate: float = 0.5
+
+
+MEASURES = ("tokens", "flops", "device_hours", "end")
+PAIRS = {
+    "pipeline": Pair("recipe", "in-turns", "lag", "device_hours"),
+    "clip": Pair("many-updates", "many-updates-grpo-clip", "clipped_positive", "tokens", rate=0.25),
+    "fp32": Pair("bfloat16", "bfloat16-head", "mismatch", "tokens"),
+    "average": Pair("short-budget-cut-off", "short-budget-cut-off-sample-average", "truncated", "end"),
+    "normalization": Pair("recipe", "prompt-normalization", "ess", "tokens"),
+    "filter": Pair("recipe", "no-zero-variance-filter", "kept", "flops"),
+    "retire": Pair("mostly-solved", "mostly-solved-uniform-sampling", "kept", "tokens", rate=0.9),
+    "interruption": Pair("ramble", "ramble-cut-off", "truncated", "end"),
+}
+
+
+def measured(pair: Pair, groups: Groups) -> pd.DataFrame:
+    """The numbers of the pair's runs."""
+    return measure({variant: groups[variant] for variant in (pair.recipe, pair.without)}, rate=pair.rate)
+
+
+def row(name: str, groups: Groups, numbers: pd.DataFrame) -> dict[str, object]:
+    """What a pair's runs show."""
+    pair = PAIRS[name]
+    with_it, without = (
+        np.mean([np.nanmean(run.points[pair.mechanism]) for run in groups[variant]])
+        for variant in (pair.recipe, pair.without)
+    )
+    cells = {
+        "change": name,
+        "pairs": len(tested(name, numbers)),
+        "mechanism": f"{pair.mechanism} {with_it:.3g}, without {without:.3g}",
+        "tested": pair.tested if pair.tested == "end" else f"{pair.tested} to {pair.rate:g}",
+    }
+    return cells | {key: difference_cell(numbers, pair.without, pair.recipe, key) for key in MEASURES}
+
+
+def tested(name: str, numbers: pd.DataFrame) -> pd.Series:
+    """Without the change minus the recipe, by seed, of the measure that is tested."""
+    pair = PAIRS[name]
+    return differences(numbers, pair.without, pair.recipe, pair.tested)
+
+
+def holm(p: Sequence[float]) -> np.ndarray:
+    """Holm's corrected p values: the smallest times their number, the next times one less, and never falling."""
+    order = np.argsort(p)
+    factors = np.arange(len(p), 0, -1)
+    corrected = np.empty(len(p))
+    corrected[order] = np.maximum.accumulate(np.sort(p) * factors).clip(max=1)
+    return corrected
+
+
+def ceilings(groups: Groups) -> pd.DataFrame:
+    """The table of the comparison `ceilings`, whose rules stand in comparisons.py: of each recipe's runs how many found
+    thinking, with Clopper and Pearson's interval, and when and where those ended."""
+    rows = []
+    for recipe, numbers in measure(groups, rate=FOUND).groupby(level=0, sort=False):
+        finders = numbers[numbers["end"] > FOUND]
+        count, n = len(finders), len(numbers)
+        row = {
+            "recipe": recipe,
+            "found": f"{count} of {n}",
+            "95 %": "[{:.2f}, {:.2f}]".format(*binomtest(count, n).proportion_ci()),
+            "tokens to .25": f"{finders['tokens'].median():,.0f}",
+            "end": f"{finders['end'].mean():.2f}",
+        }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def draw(groups: Groups, path: Path) -> None:
+    """A panel for each change: the recipe solid, without the change dashed, a thin line for each seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(2, 4, figsize=(15, 6.5), sharey=True, layout="constrained")
+    for panel, (name, pair) in zip(panels.flat, PAIRS.items(), strict=True):
+        axis = "tokens" if pair.tested == "end" else pair.tested
+        for variant, style in ((pair.recipe, "C0-"), (pair.without, "C1--")):
+            for run in groups[variant]:
+                panel.plot(run.points[axis], run.rates, style, linewidth=0.8)
+        panel.set(title=name, xlabel=axis)
+    figure.savefig(path, dpi=80)
+
+
+def publish() -> None:
+    """The tables and the picture of the page."""
+    published = members()
+    groups = published["what-for"]
+    numbers = {name: measured(pair, groups) for name, pair in PAIRS.items()}
+    table = pd.DataFrame([row(name, groups, numbers[name]) for name in PAIRS])
+    p = [ttest_1samp(tested(name, numbers[name]), 0).pvalue for name in PAIRS]
+    table["p (Holm)"] = [f"{value:.2g}" for value in holm(p)]
+    fill(PAGE, {"what-for": markdown(table), "ceilings": markdown(ceilings(published["ceilings"]))})
+    draw(groups, PAGE.with_name("pictures") / "what_for.png")
+
+
+def make(name: str, seeds: int, output: Path) -> int:
+    """Makes a pair's runs, prints what differs and whether it can be seen, and returns the exit code."""
+    pair = PAIRS[name]
+    jobs = ablate.plan("what-for", output, seeds, [pair.recipe, pair.without], None)
+    code = ablate.make(jobs, 1)
+    if code:
+        return code
+    groups: dict[str, list[Run]] = {pair.recipe: [], pair.without: []}
+    for run in runs_of(collect(output)).values():
+        if run.variant in groups and run.state == "finished":
+            groups[run.variant].append(run)
+    numbers = measured(pair, groups)
+    for title, text in row(name, groups, numbers).items():
+        print(f"{title:<16}{text}")
+    ablate.draw(groups, "tokens" if pair.tested == "end" else pair.tested, output / f"{name}.png")
+    print(f"picture         {output / name}.png")
+    _, low, high = interval(tested(name, numbers))
+    print("seen: 0 lies outside the interval" if low > 0 or high < 0 else "not seen: 0 lies in the interval")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser("what_for.py", description=__doc__.split("\n")[0])
+    parser.add_argument("name", nargs="?", choices=PAIRS, help="the change; none remakes the page")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each side (3)")
+    parser.add_argument("--output", type=Path, default=Path("runs/what-for"), help="folder of the runs")
+    args = parser.parse_args(argv)
+    if args.name:
+        return make(args.name, args.seeds, args.output.resolve())
+    publish()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

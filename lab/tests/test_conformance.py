@@ -1,0 +1,367 @@
+"""conformance.py: our own functions agree in every case, classic mistakes are named, and no adapter gives a traceback."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import filters
+import fp32_head
+import length_control
+import losses
+from lab import conformance, masks
+
+CLIPPED = {"clip": losses.dapo, "gspo": losses.gspo}
+
+
+class Ours:
+    """The functions of this repository, as an adapter."""
+
+    def loss(self, part, step):
+        weights = losses.aggregation_weights(step.mask, step.group_ids, step.average, step.constant)
+        places = [step.rows.index(row) for row in part.rows]
+        return (weights[places] * self.token_loss(part)).sum() * part.ranks
+
+    def token_loss(self, part):
+        options = part.options
+        rows = part.logprobs, part.behaviour, part.advantages, part.mask
+        if part.loss in CLIPPED:
+            return CLIPPED[part.loss](*rows, eps_low=options["low"], eps_high=options["high"])[0]
+        if part.loss == "tis":
+            clip = {"eps_low": options["low"], "eps_high": options["high"], "cap": options["cap"]}
+            return losses.tis(*rows, old_logprobs=part.old, **clip)[0]
+        if part.loss in masks.MASKS:
+            weights, _ = masks.MASKS[part.loss](*rows, **options)
+            return weights * losses.cispo(*rows, eps_max=math.inf)[0]
+        return losses.cispo(*rows, eps_max=options.get("cap", 5.0))[0]
+
+    def advantages(self, rewards, group_ids, how, lengths):
+        return losses.normalize_advantages(rewards, group_ids, how)
+
+    def filter(self, rewards, group_ids):
+        return filters.has_variance(rewards, group_ids)
+
+    def penalty(self, lengths, max_length, cache_length):
+        return length_control.overlong_penalty(lengths, max_length, cache_length)
+
+    def history(self, visits):
+        state = filters.PassRateHistory(0.9).state_dict()
+        for prompt, correct in visits:
+            history = filters.PassRateHistory(0.9)
+            history.load_state_dict(json.loads(json.dumps(state)))
+            history.update(prompt, correct)
+            state = history.state_dict()
+        return [prompt for prompt in {prompt for prompt, _ in visits} if history.retired(prompt)]
+
+    def interrupt(self, ids, finish_reason, answer_budget, phrase_ids, end_ids):
+        control = length_control.Interruption(1, 5, answer_budget, phrase_ids, end_ids)
+        leg = control.second_leg([], ids, finish_reason)
+        if leg is None:
+            return None
+        return leg.forced_ids, leg.max_tokens, control.mask(len(ids), len(leg.forced_ids), 0)
+
+    def logprobs(self, hidden, weight, targets):
+        return fp32_head.token_logprobs(hidden, weight, targets)[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_set_of_cases():
+    """The oracle's answers, which take most of a check's time, are computed once."""
+    cases = conformance.all_cases()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(conformance, "all_cases", lambda: cases)
+        yield
+
+
+def rows_of(adapter) -> dict[str, conformance.Row]:
+    """The rows that do not agree, by the name of their case."""
+    return {row.case: row for row in conformance.check(adapter) if row.verdict != "agrees"}
+
+
+def test_ours_agrees_in_every_case():
+    assert [row.verdict for row in conformance.check(Ours())] == ["agrees"] * 79
+
+
+@pytest.mark.parametrize("how", ["prompt", "batch"])
+@pytest.mark.parametrize("average", ["sample", "token", "prompt"])
+def test_who_has_one_average_is_asked_with_that(average, how):
+    """Then every loss is asked for, and each property of advantages that this way of scaling has."""
+
+    def loss(self, part, step):
+        if step.average != average:
+            raise NotImplementedError
+        return Ours.loss(self, part, step)
+
+    def advantages(self, rewards, group_ids, asked, lengths):
+        if asked != how:
+            raise NotImplementedError
+        return Ours.advantages(self, rewards, group_ids, asked, lengths)
+
+    adapter = type("Adapter", (Ours,), {"loss": loss, "advantages": advantages})()
+    rows = conformance.check(adapter)
+    refused = {row.case for row in rows if row.verdict == "not offered"}
+    assert {row.verdict for row in rows} == {"agrees", "not offered"}
+    assert len(refused & {row.case for row in rows if row.topic == "on_policy"}) == 30
+    assert not refused & {"equal rewards give exactly 0", "a group of one gives 0"}
+    assert {row.topic for row in rows if row.case in refused} == {"on_policy", "advantages"}
+
+
+OPTIONS = {
+    "cispo": {"cap": 1.5},
+    "clip": {"low": 0.2, "high": 0.3},
+    "gspo": {"low": 0.05, "high": 0.1},
+    "tis": {"low": 0.2, "high": 0.3, "cap": 1.5},
+    "icepop": {"low": 0.5, "high": 1.5},
+    "dppo": {"high": 0.1},
+    "deepseek": {"high": 0.1},
+    "m2po": {"high": 0.1},
+}
+AVERAGES = ["sample", "prompt", "token", "constant"]
+LAYOUTS = [[[[0, 1, 2, 3, 4]]], [[[0, 2], [1, 3, 4]]], [[[3], [2, 0]], [[4, 1]]]]
+
+
+@st.composite
+def steps(draw, loss):
+    """Five rows of four tokens, with holes and rows left out, on microbatches and ranks."""
+    noise = torch.Generator().manual_seed(draw(st.integers(0, 999)))
+    first, second, third, fourth = torch.randn(4, 5, 4, generator=noise, dtype=torch.float64)
+    rows = torch.tensor(draw(st.lists(st.booleans(), min_size=5, max_size=5)))
+    logprobs = -0.1 - first.abs()
+    return conformance.Batch(
+        logprobs=logprobs,
+        behaviour=logprobs - 0.4 * second,
+        old=logprobs - 0.2 * third,
+        mask=((fourth < 0.7) & rows[:, None]).float(),
+        advantages=torch.tensor(draw(st.lists(st.sampled_from([-1.5, 0.5, 2.0]), min_size=5, max_size=5))),
+        group_ids=torch.tensor(draw(st.lists(st.integers(0, 3), min_size=5, max_size=5))),
+        layout=LAYOUTS[0]
+        if loss == "m2po"
+        else draw(st.sampled_from(LAYOUTS)),  # which compares the tokens it is given
+        loss=loss,
+        options=OPTIONS[loss],
+        average=draw(st.sampled_from(AVERAGES)),
+    )
+
+
+@pytest.mark.parametrize("loss", OPTIONS)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_any_batch_agrees_with_the_oracle(loss, data):
+    step = data.draw(steps(loss))
+    expected = conformance.expected_gradient(step)
+    torch.testing.assert_close(conformance.gradient(Ours(), step).double(), expected, atol=1e-5, rtol=1e-4)
+
+
+REWARDS = st.sampled_from([-1.0, 0.0, 0.1, 1 / 3, 1.0])
+
+
+@pytest.mark.parametrize("how", ["prompt", "batch", "none"])
+@given(rows=st.lists(st.tuples(REWARDS, st.integers(0, 3)), min_size=1, max_size=12))
+def test_any_rewards_agree_with_the_oracle(how, rows):
+    """Groups of any size in any order; a lone row gets 0."""
+    rewards, group_ids = (list(column) for column in zip(*rows, strict=True))
+    expected = conformance.expected_advantages(rewards, group_ids, how, [1] * len(rows))
+    actual = losses.normalize_advantages(torch.tensor(rewards), torch.tensor(group_ids), how)
+    torch.testing.assert_close(actual, torch.tensor(expected), atol=1e-4, rtol=1e-4)
+
+
+def cispo(weight):
+    """A `token_loss` with this weight as a function of ρ; of its cap where no other is asked for."""
+
+    def token_loss(self, part):
+        if part.loss != "cispo":
+            return Ours.token_loss(self, part)
+        trained = part.mask.bool()
+        rho = torch.where(trained, part.logprobs - part.behaviour, 0.0).clamp(-20, 20).exp()
+        return -weight(rho) * part.advantages[:, None] * part.logprobs * trained
+
+    return token_loss
+
+
+def ppo(self, part):
+    """The gradient goes through the ratio and ends at the cap."""
+    if part.loss != "cispo":
+        return Ours.token_loss(self, part)
+    rho = (part.logprobs - part.behaviour).exp()
+    return -torch.where(part.mask.bool(), rho.clamp(max=5) * part.advantages[:, None], 0.0)
+
+
+def every_row_counts(self, part, step):
+    weights = losses.aggregation_weights(step.mask, step.group_ids, step.average, step.constant)
+    full = (step.mask.sum(1) > 0).float().mean()  # share of the rows that have tokens
+    places = [step.rows.index(row) for row in part.rows]
+    return (full * weights[places] * self.token_loss(part)).sum() * part.ranks
+
+
+def mean_of_means(self, part, step):
+    return Ours.loss(self, part, part) / part.parts / part.ranks
+
+
+def raw_std(self, rewards, group_ids, how, lengths):
+    centred = losses.normalize_advantages(rewards, group_ids, "none")
+    if how == "batch":
+        return centred / rewards.std(correction=0)
+    return losses.normalize_advantages(rewards, group_ids, how)
+
+
+def rounded_std(self, rewards, group_ids, how, lengths):
+    """A float32 mean and std, as (r - mean) / (std + 1e-9)."""
+    if how != "prompt":
+        return losses.normalize_advantages(rewards, group_ids, how)
+    groups = [rewards[group_ids == g] for g in group_ids.unique()]
+    return torch.cat([(group - group.mean()) / (group.std(correction=0) + 1e-9) for group in groups])
+
+
+def last_epoch(self, visits):
+    return [prompt for prompt, correct in dict(visits).items() if sum(correct) >= 0.9 * len(correct)]
+
+
+def trained_phrase(self, *inputs):
+    leg = Ours.interrupt(self, *inputs)
+    return leg and (*leg[:2], [1] * len(leg[2]))
+
+
+def goes_on(self, ids, finish_reason, *rest):
+    return Ours.interrupt(self, ids, "length", *rest)
+
+
+CAPPED = "CISPO: cap 5, absolute, A > 0"
+PLANTED = {  # mistake: method, case, verdict
+    "cap 1 + 5": ("token_loss", cispo(lambda rho: rho.detach().clamp(max=6)), CAPPED, "cap 1 + 5"),
+    "a lower bound": ("token_loss", cispo(lambda rho: rho.detach().clamp(0.8, 5)), CAPPED, "a lower bound of .8"),
+    "no detach": ("token_loss", cispo(lambda rho: rho.clamp(max=5)), CAPPED, ""),
+    "gradient through the ratio": ("token_loss", ppo, CAPPED, ""),
+    "empty rows counted": (
+        "loss",
+        every_row_counts,
+        "sample average: a row without tokens",
+        "an empty row counts",
+    ),
+    "std of raw rewards": (
+        "advantages",
+        raw_std,
+        "the batch's std is that of the centred rewards",
+        "std of the raw rewards",
+    ),
+    "std + 1e-9": ("advantages", rounded_std, "equal rewards give exactly 0", ""),
+    "mean of means": (
+        "loss",
+        mean_of_means,
+        "prompt average: groups cut across microbatches",
+        "the mean of the microbatches' means",
+    ),
+    "last epoch": ("history", last_epoch, "the rate is that of all epochs", ""),
+    "the phrase trains": ("interrupt", trained_phrase, "no end in the budget: the phrase, masked", ""),
+    "goes on after EOS": ("interrupt", goes_on, "ended by itself without the mark", ""),
+}
+
+
+@pytest.mark.parametrize("mistake", PLANTED)
+def test_a_classic_mistake_is_named(mistake):
+    """By the case that was made for it, as another definition where somebody uses it on purpose."""
+    method, function, case, definition = PLANTED[mistake]
+    row = rows_of(type("Adapter", (Ours,), {method: function})())[case]
+    assert row.verdict == (f"another definition: {definition}" if definition else "differs")
+
+
+def with_answer(method, answer):
+    return type("Adapter", (Ours,), {method: lambda self, *inputs: answer})()
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "case", "detail"),
+    [
+        ("loss", 1.0, CAPPED, "TypeError: loss must return a tensor that has a gradient, not 1.0"),
+        ("loss", torch.tensor(1.0), CAPPED, "TypeError: loss must return a tensor that has a gradient"),
+        ("advantages", torch.ones(1), "no std", "shape (1,) for (8,)"),
+        ("advantages", torch.ones(8, 1), "no std", "shape (8, 1) for (8,)"),
+        ("advantages", torch.full((8,), math.nan), "no std", "NaN or infinity"),
+        ("filter", None, "1/3 and its next float32 differ", "RuntimeError: Could not infer dtype of NoneType"),
+        ("history", 1.5, "9 of 10 is .9", "1.5 for ['a']"),
+        ("interrupt", 7, "the answer's budget used up", "7 for None"),
+    ],
+)
+def test_an_answer_that_cannot_be_compared_is_a_row(method, answer, case, detail):
+    row = rows_of(with_answer(method, answer))[case]
+    assert row.verdict in ("error", "differs")
+    assert row.detail.startswith(detail)
+    assert conformance.is_deviation(row)
+
+
+def test_a_gradient_of_nan_is_a_row():
+    adapter = type("Adapter", (Ours,), {"token_loss": lambda self, part: part.logprobs * math.nan})()
+    assert {row.detail for row in rows_of(adapter).values()} == {"NaN or infinity in the gradient"}
+
+
+def test_what_an_adapter_raises_is_a_row():
+    """Also in a property. NotImplementedError is no error."""
+
+    def division(self, *inputs):
+        return 1 / 0
+
+    def nothing(self, *inputs):
+        raise NotImplementedError
+
+    adapter = type("Adapter", (), {"penalty": division, "filter": property(division), "history": nothing})()
+    verdicts = {(row.topic, row.verdict, row.detail) for row in conformance.check(adapter)}
+    assert ("penalty", "error", "ZeroDivisionError: division by zero") in verdicts
+    assert ("filter", "error", "ZeroDivisionError: division by zero") in verdicts
+    assert ("history", "not offered", "") in verdicts
+
+
+@pytest.mark.parametrize(("factor", "detail"), [(2, "x 2"), (0.25, "x 0.25"), (-1, "")])
+def test_a_factor_is_named(factor, detail):
+    adapter = type("Adapter", (Ours,), {"loss": lambda self, *inputs: factor * Ours.loss(self, *inputs)})()
+    row = rows_of(adapter)["token average: one microbatch"]
+    assert row.verdict == "differs"
+    assert row.detail == (detail or "-0.125 for 0.125")
+
+
+def test_rows_may_be_masked_or_left_out():
+    """A trainer that keeps dropped rows with an empty mask agrees too, if it counts no empty row."""
+    assert rows_of(type("Adapter", (Ours,), {"masks_dropped": True})()) == {}
+    counting = type("Adapter", (Ours,), {"masks_dropped": True, "loss": every_row_counts})()
+    row = rows_of(counting)["sample average: a group with equal rewards"]
+    assert row.verdict == "another definition: dropped rows stay in the average"
+    assert conformance.is_deviation(row)
+
+
+def test_what_the_papers_leave_open_is_no_deviation():
+    def sample_std(self, rewards, group_ids, how, lengths):
+        return losses.normalize_advantages(rewards, group_ids, how, ddof=1)
+
+    rows = rows_of(type("Adapter", (Ours,), {"advantages": sample_std})()).values()
+    assert {row.verdict for row in rows} == {"another definition: ddof 1"}
+    assert not any(map(conformance.is_deviation, rows))
+
+
+def test_nothing_offered_is_no_deviation_and_no_success(monkeypatch, capsys):
+    assert {row.verdict for row in conformance.check(object())} == {"not offered"}
+    assert conformance.main(["builtins:object"]) == 1
+    summary = capsys.readouterr().out
+    assert summary.startswith("79 not offered\nanswered: cispo 0 of 6, clip 0 of 3, ")
+
+
+@pytest.mark.parametrize("name", ["nothing", "test_conformance", "test_conformance:Nothing", "math:nan"])
+def test_an_adapter_that_cannot_be_made_is_one_sentence(name, capsys):
+    assert conformance.main([name]) == 2
+    assert f"{name} is no MODULE:CLASS" in capsys.readouterr().err
+
+
+def test_the_command_line(tmp_path, capsys):
+    """Ours passes; the vectors are strict JSON, with NaN as null."""
+    assert conformance.main(["test_conformance:Ours"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 79 + 2
+    assert lines[-2] == "79 agrees"
+    assert "on_policy 40 of 40" in lines[-1]
+    path = tmp_path / "vectors.json"
+    assert conformance.main(["--json", str(path)]) == 0
+    cases = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert len({case["name"] for case in cases}) == 79
+    padding = next(case for case in cases if case["name"] == "NaN in the padding")
+    assert padding["inputs"][0]["behaviour"][0][2] is None
+    assert padding["expected"][0] == pytest.approx([1.0, 2.5, 0.0])

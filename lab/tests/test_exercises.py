@@ -1,0 +1,80 @@
+"""lab/exercises.py: every bug of docs/find_the_bug.md makes its test fail, and its mend makes it pass."""
+
+import builtins
+
+import pytest
+
+from lab import exercises
+
+pytestmark = pytest.mark.medium
+PAGE = exercises.read_page()
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    """Where the copies go: not to the reader's own."""
+    monkeypatch.setattr(exercises, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def test_the_page_has_25_bugs():
+    assert list(PAGE) == [str(number) for number in range(1, 26)]
+    assert exercises.PAGE.read_text().count("```diff") == 25
+
+
+@pytest.mark.slow  # two processes for each bug
+@pytest.mark.parametrize("number", PAGE)
+def test_the_test_fails_with_the_bug_and_passes_with_the_mend(number, capsys):
+    """It fails because of an assertion, an error or a NaN in the test, and not because the copy cannot be imported."""
+    exercise = PAGE[number]
+    original = exercise.file.read_text()
+    assert exercises.main([number, "--check"]) == 1
+    output = capsys.readouterr().out
+    assert f"FAILED tests/test_{exercise.file.stem}.py::{exercise.test}" in output and "Not yet." in output
+    assert exercise.right not in exercise.copy.read_text() and exercise.wrong in exercise.copy.read_text()
+    assert exercise.file.read_text() == original
+    exercise.copy.write_text(original)
+    assert exercises.main([number, "--check"]) == 0
+    assert f"Right: {exercise.test} passes" in capsys.readouterr().out
+
+
+def test_hints_go_from_vague_to_plain(monkeypatch, capsys):
+    """The bug of exercise 22 stands alone in its line; the fifth try has the last hint again. An untouched copy costs
+    no hint: the file to mend is named instead."""
+    exercise = PAGE["22"]
+    monkeypatch.setattr(exercises, "passes", lambda _: False)
+    lines = exercise.file.read_text().splitlines(keepends=True)
+    line = lines.index(exercise.right) + 1
+    hints = ["within ten lines", f"line {line}\n", exercise.answer, exercise.right, exercise.right]
+    assert exercises.main(["22", "--check"]) == 1
+    output = capsys.readouterr().out
+    assert str(exercise.copy) in output and "The bug" not in output
+    exercise.copy.write_text(exercise.copy.read_text() + "\n")
+    for expected in hints:
+        assert exercises.main(["22", "--check"]) == 1
+        assert expected in capsys.readouterr().out
+
+
+def test_it_waits_for_the_mend(monkeypatch, capsys):
+    """One Enter too early, then the mend; and a copy that is there already is not written again."""
+    exercise = PAGE["23"]
+    original = exercise.file.read_text()
+    answers = iter([lambda: "", lambda: exercise.copy.write_text(original)])
+    monkeypatch.setattr(builtins, "input", lambda _: next(answers)())
+    assert exercises.main(["23"]) == 0
+    output = capsys.readouterr().out
+    assert output.count("Not yet.") == 1 and output.count("Right:") == 1
+    assert exercises.main(["23", "--check"]) == 0
+    assert exercises.main(["23"]) == 0
+    output = capsys.readouterr().out
+    assert "is mended" in output and "has a bug" not in output
+
+
+def test_the_end_of_the_input_and_bad_numbers(monkeypatch, capsys):
+    monkeypatch.setattr(exercises, "passes", lambda _: False)
+    monkeypatch.setattr("sys.stdin", open("/dev/null"))
+    assert exercises.main(["23"]) == 1
+    assert "python lab/exercises.py 23 --check" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        exercises.main(["26"])
+    assert end.value.code == 2

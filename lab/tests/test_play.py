@@ -1,0 +1,406 @@
+"""lab/law/play.html. Its script "logic" runs under node and is held against the files whose names it keeps: Pacer, losses,
+readers, fits."""
+
+import collections
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import curves
+import forecast as forecast_module
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from curves import sigmoid
+from forecast import forecast
+from test_read_logs import READ, ROWS, STEPS, C, R, lines
+from test_read_logs import csv as csv_of
+
+import losses
+import pipeline_rl
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "lab" / "law" / "play.html"
+HTML = PAGE.read_text()
+LOGIC = re.search(r'<script id="logic">\n(.*?)</script>', HTML, re.S).group(1)
+NODE = shutil.which("node")
+if NODE is None and not os.environ.get("CI"):  # in CI (.ci/run, GitHub) it must be there
+    pytest.skip("node is missing: lab/law/play.html is not tested here", allow_module_level=True)
+
+
+def js(call: str, *inputs):
+    """What the function `call` of the page returns for each input, with infinity and NaN as such."""
+    code = f"""{LOGIC}
+    const plain = (_, v) => typeof v === "number" && !Number.isFinite(v) ? String(v) : v;
+    const call = {call};
+    console.log(JSON.stringify(JSON.parse(require("fs").readFileSync(0, "utf8")).map((input) => {{
+      try {{ return call(input); }} catch (error) {{ return error.message; }}
+    }}), plain));"""
+    return json.loads(subprocess.check_output([NODE, "-e", code], input=json.dumps(inputs), text=True))
+
+
+# ------------------------------------------------------------------------------------------------------------ the file
+
+
+def test_one_file_without_a_network_of_at_most_930_lines():
+    assert len(HTML.splitlines()) <= 930
+    addresses = set(re.findall(r"https?://[^\s\"'<`]+", HTML))
+    assert addresses <= {"http://www.w3.org/2000/svg"}
+    assert "default-src 'none'" in HTML
+    assert not re.search(r"<(script|img|link|iframe)[^>]*\b(src|href)=(?!\"data:)", HTML)
+
+
+def published(name, *columns):
+    """{run: its rows of these columns (N, columns)} of a file of lab/results."""
+    rows = pd.read_csv(ROOT / "lab" / "results" / name)
+    return {run: group[[*columns]].to_numpy(float) for run, group in rows.groupby("run", sort=False)}
+
+
+# -------------------------------------------------------------------------------------------------- who may start: Pacer
+
+
+def walk(seed):
+    """A Pacer's B, k and schedule, 60 calls, and what each of them gives, errors among them."""
+    rng = random.Random(seed)
+    schedule = rng.choice(["pipeline", "pipeline", "ppo_off_policy"])
+    batch, k = rng.randint(1, 5), rng.randint(schedule != "pipeline", 4)
+    pacer = pipeline_rl.Pacer(batch, k, schedule=schedule)
+    calls, outputs = [], []
+    for _ in range(60):
+        name = rng.choice(["admit"] * 4 + ["finish"] * 3 + ["take", "release"])
+        running = [number for number, group in pacer._groups.items() if group is None]
+        value = {"admit": 0, "finish": rng.choice(running) if running else 7, "take": pacer.take_size,
+                 "release": rng.choice([pacer.training, pacer.take_size])}[name]  # fmt: skip
+        try:
+            if name == "finish":
+                result = pacer.finish(pipeline_rl.Group(value, None, 0, []))
+            elif name == "take":
+                taken = pacer.take(value)
+                result = taken and [group.number for group in taken]
+            else:
+                result = pacer.admit() if name == "admit" else pacer.release(value)
+        except (RuntimeError, KeyError, ValueError):
+            result = "error"
+        calls.append((name, value))
+        outputs.append([result, pacer.may_admit(), pacer.outstanding, pacer.ready, list(pacer._groups)])
+    return {"batch": batch, "k": k, "schedule": schedule, "calls": calls}, outputs
+
+
+def test_the_pacer_is_that_of_pipeline_rl_in_200_settings():
+    inputs, expected = zip(*map(walk, range(200)), strict=True)
+    outputs = js("""({ batch, k, schedule, calls }) => {
+      const pacer = new Pacer(batch, k, schedule);
+      return calls.map(([name, value]) => {
+        let result = null;
+        try { result = pacer[name](value) ?? null; } catch { result = "error"; }
+        return [result, pacer.may_admit(), pacer.outstanding, pacer.ready, [...pacer.groups.keys()]];
+      });
+    }""", *inputs)  # fmt: skip
+    assert outputs == list(expected)
+    results = [step[0] for steps in expected for step in steps]
+    assert results.count("error") > 1000
+    assert sum(isinstance(result, list) for result in results) > 300
+
+
+@pytest.mark.parametrize(
+    ("k", "schedule", "batch", "slots"), [(0, "pipeline", 2, 3), (3, "pipeline", 3, 7), (2, "ppo_off_policy", 2, 9)]
+)
+def test_its_simulation_is_that_of_pipeline_rl(monkeypatch, k, schedule, batch, slots):
+    """On the same lengths: lags of all tokens, empty slots, waiting."""
+    lengths = [random.Random(number).randint(10, 60) for number in range(2000)]
+
+    left = iter(lengths)
+    known = SimpleNamespace(randint=lambda low, high: next(left))
+    monkeypatch.setattr(pipeline_rl.random, "Random", lambda seed: known)
+    lags, empty, waited = pipeline_rl.simulate(k, schedule, batch, slots)
+    setting = {"k": k, "schedule": schedule, "batch": batch, "slots": slots, "lengths": lengths}
+    (outputs,) = js("(setting) => simulate({ ...setting, length: (number) => setting.lengths[number] })", setting)
+    counts = collections.Counter(lags)
+    assert outputs["lags"] == [counts[lag] for lag in range(max(counts) + 1)]
+    assert (outputs["empty"], outputs["waited"]) == pytest.approx((empty, waited))
+
+
+# ------------------------------------------------------------------------------------------------- factors and averages
+
+
+def test_the_factors_are_the_gradients_of_losses_py():
+    ratios = [0.13, 0.5, 0.79, 0.81, 0.996, 0.998, 1.0, 1.003, 1.005, 1.19, 1.21, 1.25, 1.27, 1.9, 2.1, 4.9, 5.1, 8.0]
+    grid = [(name, ratio, A) for name in losses.LOSSES for ratio in ratios for A in (1.0, -1.0)]
+    expected = []
+    for name, ratio, A in grid:
+        now = torch.zeros(1, 1, dtype=torch.float64, requires_grad=True)
+        then = -torch.tensor([[ratio]], dtype=torch.float64).log()
+        more = {"old_logprobs": now.detach()} if name == "tis" else {}
+        token_loss, _ = losses.LOSSES[name](now, then, torch.tensor([A]), torch.ones(1, 1), **more)
+        (gradient,) = torch.autograd.grad(-token_loss.sum(), now)
+        expected.append(gradient.item() / A)
+    assert js("([name, ratio, A]) => factor(name, ratio, A)", *grid) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("groups", [[[10, 100], [50, 50]], [[1, 200], [3, 70]]])
+def test_the_token_weights_are_those_of_losses_py(groups):
+    sizes = [size for group in groups for size in group]
+    mask = torch.tensor([[1.0] * size + [0.0] * (200 - size) for size in sizes], dtype=torch.float64)
+    averages = ["sample", "prompt", "token", "constant"]
+    for how, outputs in zip(averages, js(f"(how) => token_weights({groups}, how).flat()", *averages), strict=True):
+        weights = losses.aggregation_weights(mask, torch.tensor([0, 0, 1, 1]), how, 100)[:, 0]
+        assert outputs == pytest.approx(weights.tolist())
+
+
+# --------------------------------------------------------------------------------------------------------------- the fit
+
+
+def real_curves():
+    """(C, R, n or None) of 40 cuts of runs of ours, and of 16 of the paper's."""
+    ours = published("curves.csv.gz", "tokens", "pass_rate", "n")
+    paper = published("figure1.csv", "k_gpu_hours", "pass_rate")
+    for i, name in enumerate(sorted(ours)[::9][:40]):
+        points = ours[name]
+        share = (0.2, 0.35, 0.5, 1)[i % 4]
+        yield points[points[:, 0] <= share * points[-1, 0]].T
+    for points in paper.values():
+        for stop in range(6, 28, 3):
+            yield *(points[:stop] * [1000, 1]).T, None
+
+
+def simulated_curves(count):
+    """Such curves with noise: of Eq. 1, some of which fall, stay flat, are straight, or collapse at the end."""
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        c = np.linspace(0 if i % 3 else 0.05, 1, rng.integers(7, 40))
+        r = sigmoid(c, rng.uniform(0, 0.3), rng.uniform(0.4, 1), rng.uniform(0.6, 5), rng.uniform(0.1, 1.5))
+        r = [r, r, r, r[::-1], 0 * r + 0.4, 0.1 + 0.6 * c, np.where(c > 0.7, r - 0.3, r)][i % 7]
+        n = None if i % 2 else rng.choice([64, 512, 4096])
+        noise = rng.normal(0, 0.01, c.size) if n is None else rng.binomial(n, np.clip(r, 0, 1)) / n - r
+        yield 1e6 * c, np.clip(r + noise, 0, 1), None if n is None else np.full(c.size, float(n))
+
+
+def on_page(call, curves):
+    return js(call, *({"C": c.tolist(), "R": r.tolist(), "n": None if n is None else n.tolist()} for c, r, n in curves))
+
+
+def compare_fits(curves):
+    """A, R0, B, C_mid, the form, the sentence of the verdict, all intervals, and the bands of curve and evaluation."""
+    call = """({ C, R, n }) => {
+      const f = fit(C, R, n), end = C.at(-1), at = [0, end / 3, end, 1.2 * end, 20 * end];
+      return { ...f, best: 0, allowed: Object.keys(f.allowed), at: at.map((c) => predict(f, c, f.form)),
+        band: at.map((c) => interval(f, c)), noisy: at.map((c) => interval(f, c, true)) };
+    }"""
+    reasons = []
+    for (c, r, n), outputs in zip(curves, on_page(call, curves), strict=True):
+        f, at = forecast(c, r, n_samples=n), np.array([0, c[-1] / 3, c[-1], 1.2 * c[-1], 20 * c[-1]])
+        reasons.append(f.reason)
+        assert (outputs["reason"], outputs["form"]) == (f.reason, f.form)
+        assert sorted(outputs["allowed"]) == sorted(f.allowed)
+        for name in ("R0", "A", "B", "C_mid", "dispersion"):
+            close(outputs[name], getattr(f.fit, name), rel=1e-4)
+        for name in ("A", "B", "C_mid"):
+            close(outputs["intervals"][name], getattr(f.fit, f"{name}_interval"), rel=1e-4)
+        close(outputs["at"], f.predict(at, f.form), abs=1e-5)
+        close(np.array(outputs["band"], dtype=float).T, f.interval(at), abs=1e-5)
+        close(np.array(outputs["noisy"], dtype=float).T, f.interval(at, noise=True), abs=1e-5)
+    return reasons
+
+
+def close(outputs, expected, **tolerance):
+    assert np.array(outputs, dtype=float) == pytest.approx(np.array(expected, dtype=float), nan_ok=True, **tolerance)
+
+
+def test_the_constants_are_those_of_the_law():
+    of_fit = ["DOUBT", "MAX_WIDTH", "B_RANGE", "A_SLACK", "MIN_SD", "PRIOR_DOF"]
+    of_forecast = ["REMAINS", "AHEAD", "FLAT", "FALL", "SAME"]
+    (outputs,) = js(f"() => [{', '.join(of_fit + of_forecast)}, MOST_AGAIN]", 0)
+    expected = [getattr(curves, name) for name in of_fit]
+    expected += [getattr(forecast_module, name) for name in (*of_forecast, "MOST")]
+    assert outputs == json.loads(json.dumps(expected))
+
+
+def test_the_fit_is_that_of_fit_sigmoid():
+    assert len(compare_fits([*real_curves(), *simulated_curves(44)][3:100:24])) == 5
+
+
+@pytest.mark.medium
+def test_the_fit_is_that_of_fit_sigmoid_on_50_curves():
+    """And there are curves of each verdict among them."""
+    reasons = compare_fits([*real_curves(), *simulated_curves(44)][::2])
+    assert len(reasons) == 50
+    assert reasons.count("") >= 2
+    for words in ("the run falls", "collapsed", "does not rise", "ceilings from", "too few"):
+        assert any(words in reason for reason in reasons), words
+
+
+def test_points_at_one_compute_have_no_order():
+    c, rng = np.repeat(np.arange(1.0, 13.0), 12), np.random.default_rng(0)
+    r = rng.binomial(64, sigmoid(c, 0.05, 0.9, 2.0, 4.0)) / 64
+    compare_fits([(c, np.sort(r.reshape(12, 12)).ravel(), None)])
+
+
+@pytest.mark.medium
+def test_when_to_ask_again_is_what_fit_sigmoid_says():
+    curves = [curve for curve in [*real_curves()][::6] if not forecast(*curve[:2], n_samples=curve[2]).identifiable]
+    expected = [forecast(c, r, n_samples=n).ask_again() for c, r, n in curves]
+    close(on_page("({ C, R, n }) => ask_again(fit(C, R, n))", curves), expected, rel=1e-9)
+    assert len(curves) > 4
+    assert np.isfinite(expected).sum() > 2
+
+
+@pytest.mark.medium
+def test_more_points_than_it_computes_with_are_averaged_before_it_asks_again():
+    c = np.linspace(0, 1.5, 230)
+    r = sigmoid(c, 0.1, 0.8, 2, 1) + np.random.default_rng(0).normal(0, 0.02, c.size)
+    curves = [(c, np.clip(r, 0, 1), n) for n in (None, np.full(c.size, 64.0))]
+    expected = [forecast(c, r, n_samples=n).ask_again() for c, r, n in curves]
+    close(on_page("({ C, R, n }) => ask_again(fit(C, R, n))", curves), expected, rel=1e-9)
+    assert np.isfinite(expected).all()
+
+
+# ---------------------------------------------------------------------------------------------------------------- logs
+
+OWN = """({ text, y, x, scale, samples, first }) => {
+  const log = read_log(text), outputs = guess(log), named = (name) => log.columns.find((c) => c === name || c.endsWith("/" + name) || c.endsWith(" - " + name));
+  return pick(log, { x: x ? named(x) : outputs.x, y: y ? named(y) : outputs.y, scale, samples, first });
+}"""
+
+
+def own(text, **more):
+    return {"text": text, "y": "", "x": "", "scale": 1.0, "samples": "", "first": False} | more
+
+
+def test_the_logs_of_many_frameworks_are_read_as_by_tools_fit():
+    inputs = [
+        own(
+            text,
+            **{name: more[name] for name in ("y", "x") if name in more},
+            scale=0.01 if "range" in more else 1.0,
+            samples=more["samples"] if more.get("samples", "").isdigit() else "",
+            first="x_start" in more,
+        )
+        for text, more, *_ in READ.values()
+    ]
+    for (name, (_, more, _, c, n)), outputs in zip(READ.items(), js(OWN, *inputs), strict=True):
+        assert isinstance(outputs, dict), (name, outputs)
+        assert outputs["C"] == pytest.approx(c), name
+        assert outputs["R"] == pytest.approx(R), name
+        assert more.get("y") != "mean@1" or "evaluations: val-core/openai/gsm8k/reward/mean@1 " in outputs["notes"][0]
+        if more.get("samples") != "n_prompts":  # a column, which the page has no field for
+            assert outputs["n"] == (None if n is None else [n] * 20), name
+
+
+PRINTED = {
+    "TRL": "".join(f"{{'eval_loss': 0.1, 'eval_reward': {r}, 'epoch': {i / 10}}}\n 10%|# | 1/20\n" for i, r in enumerate(R)),
+    "TRL, strings": "".join(f"{{'eval_reward': '{r}', 'x': None, 'step': '{i}'}}\n" for i, r in enumerate(R)),
+    "verl": "".join(f"(Task pid=7) step:{5 * i} - actor/lr:1e-06 - val-core/gsm8k/reward/mean@1:{r} - x:np.float64(2.0)\n"
+                    for i, r in enumerate(R)),
+    "two columns without names": "".join(f"{c} {r}\n" for c, r in zip(C, R, strict=True)),
+    "quotes": '"my, tokens","the ""acc"""\n' + "".join(f'"{c}",{r}\n' for c, r in zip(C, R, strict=True)),
+    "NaN": lines([*ROWS[:3], ROWS[3] | {"pass_rate": float("nan")}, *ROWS[3:]]),
+}  # fmt: skip
+
+
+def test_printed_logs_and_bare_columns_are_read_without_a_choice():
+    outputs = js(OWN, *(own(text) for text in PRINTED.values()))
+    expected = [np.arange(20) / 10, np.arange(20), STEPS, C, C, C]
+    for name, run, c in zip(PRINTED, outputs, expected, strict=True):
+        assert isinstance(run, dict), (name, run)
+        assert run["C"] == pytest.approx(c), name
+        assert run["R"] == pytest.approx(R), name
+
+
+def test_a_record_that_stands_there_twice_counts_once():
+    """And of a last line that is being written nothing counts; a clock that ran before step 0 has trained nothing."""
+    rows = [ROWS[0] | {"tokens": 700.0}, *ROWS[1:], ROWS[3], ROWS[3] | {"n_prompts": 51}, ROWS[4] | {"pass_rate": None}]
+    (outputs,) = js(OWN, own(lines(rows) + '{"step": 100, "tokens": 1e6, "pass'))
+    assert sorted(outputs["C"]) == sorted([*C, C[3]])
+    assert max(outputs["n"]) == 102
+
+
+BAD = [  # (text, more, words of the sentence)
+    ("", {}, "nothing to read"),
+    ("hello", {}, "no log that is known"),
+    ("tokens,pass_rate\n", {}, "no rows"),
+    (lines(ROWS[:3]) + '{"tokens": 1, "pass_\n' + lines(ROWS[3:]), {}, "Line 4 is not JSON"),
+    (lines(ROWS[:3]) + "[3]\n", {}, "Record 4"),
+    ('{"log_history": []}', {}, "no records"),
+    (csv_of(("tokens", "a", "b"), C, R, R), {}, "Choose the column of the reward"),
+    (csv_of(("tokens", "pass_rate"), C, 100 * R), {}, "choose “in percent”"),
+    (csv_of(("tokens", "pass_rate"), C, 2 * R - 1), {}, "choose “from −1 to 1”"),
+    (csv_of(("tokens", "pass_rate"), -C, R), {}, "at least 0"),
+    (csv_of(("tokens", "pass_rate"), 1e9 + C, R), {}, "Compute counts from the first row"),
+    (csv_of(("tokens", "pass_rate"), C, R).replace("0.1\n", "high\n", 1), {}, "“high” in the column pass_rate is no number"),
+    (csv_of(("tokens", "pass_rate"), C, R), {"samples": "many"}, "number above 0, not “many”"),
+]  # fmt: skip
+
+
+def test_bad_input_is_a_sentence():
+    outputs = js(OWN, *(own(text, **more) for text, more, _ in BAD))
+    for (text, _, words), message in zip(BAD, outputs, strict=True):
+        assert words in str(message), text[:40]
+
+
+def test_many_points_are_averaged_and_said_to_be():
+    """The mean of all and the number of samples stay as they were."""
+    c = np.arange(10_000.0)
+    r = sigmoid(c, 0.1, 0.8, 2, 2000).round(4)
+    (outputs,) = js(OWN, own(csv_of(("tokens", "pass_rate"), c, r), samples="10"))
+    n = np.array(outputs["n"])
+    assert len(n) <= 300
+    assert n.sum() == 100_000
+    assert outputs["C"][0] == 0
+    assert (n @ outputs["R"]) / n.sum() == pytest.approx(r.mean())
+    assert "averaged" in " ".join(outputs["notes"])
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+STAND_INS = """
+// Every element keeps what is set; whatever else is asked of it is an element, too, or a call that returns one.
+const elements = {}, timers = [];
+const element = (start = {}) => new Proxy(Object.assign(() => element(), start), {
+  get: (known, name) => name in known ? known[name] : name === Symbol.toPrimitive ? () => "" : element(),
+});
+const at = (id) => elements[id] ??= element({
+  clientWidth: 800, textContent: "", checked: false, listeners: [], querySelectorAll: () => [], value: VALUES[id] ?? "",
+  addEventListener(kind, call) { this.listeners.push(call); },
+  replaceChildren(first, ...others) { this.value = [first, ...others].find((option) => option?.chosen)?.value ?? first?.value; },
+});
+const document = { getElementById: at, createElementNS: () => element(), createElement: () => element() };
+class Option { constructor(text, value, _, chosen) { Object.assign(this, { text, value, chosen }); } }
+const addEventListener = () => {}, clearTimeout = () => {};
+const setTimeout = (call) => timers.push(call), settle = () => { while (timers.length) timers.shift()(); };
+const move = (section, id, value) => { Object.assign(at(id), value); at(section).listeners.forEach((call) => call({})); settle(); };
+"""
+
+
+def test_the_dials_move_and_bad_logs_are_answered():
+    """The whole page, over stand-ins for what a browser has: every dial changes what is said, a log that is pasted is
+    fitted, and a bad one is answered in a sentence and leaves nothing of the log before."""
+    script = re.findall(r"<script>\n(.*?)</script>", HTML, re.S)[-1].replace('"use strict";', "")
+    values = dict(re.findall(r'<input type="range" id="(\w+)"[^>]* value="([^"]+)"', HTML))
+    values |= dict(re.findall(r'<select id="(\w+)"><option value="([^"]+)"', HTML)) | {"cut": 8}
+    call = f"""(text) => {{
+      const VALUES = {json.dumps(values)}, said = (name) => at(name + "-said").textContent;
+      {STAND_INS} {script} settle();
+      const before = [said("staleness"), said("ratios"), said("averages"), said("forecast")];
+      move("staleness", "k", {{ value: 2 }}), move("ratios", "ratio", {{ value: 2.5 }}), move("averages", "a", {{ value: 90 }});
+      move("cut", "cut", {{ value: 31 }});
+      const after = [said("staleness"), said("ratios"), said("averages"), said("forecast")];
+      move("staleness", "hasty", {{ checked: true }}), move("staleness", "slow", {{ checked: true }});
+      take(text), settle();
+      const pasted = said("forecast");
+      take("hello"), settle();
+      return [before, after, said("staleness"), pasted, said("forecast"), at("columns").hidden && log === null];
+    }}"""
+    ((before, after, hasty, pasted, bad, empty),) = js(call, csv_of(("tokens", "pass_rate"), C, R))
+    assert all(before)
+    assert all(a != b for a, b in zip(before, after, strict=True))
+    assert "identifiable: 0.79" in after[3]
+    assert "it is broken" in hasty
+    assert "20 evaluations" in pasted
+    assert "no log that is known" in bad
+    assert empty

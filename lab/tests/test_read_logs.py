@@ -1,0 +1,594 @@
+"""Tests of `lab/law/read_logs.py`: the logs of other frameworks, what is refused."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import curves
+import forecast
+import numpy as np
+import pytest
+import read_logs as fit_logs
+from curves import sigmoid
+from read_logs import main
+
+pytestmark = pytest.mark.medium
+
+C = 50_000.0 * np.arange(20)
+R = sigmoid(C, 0.1, 0.8, 2.0, 200_000.0).round(5)
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def csv(head, *columns, by=","):
+    return "".join(by.join(map(str, row)) + "\n" for row in [head, *zip(*columns, strict=True)])
+
+
+def load(path, text, **flags):
+    """Name of x, and the points of each run."""
+    path.write_text(text)
+    words = []
+    for name, value in flags.items():
+        words += [f"--{name.replace('_', '-')}", *(value.split() if name == "range" else [value])]
+    return fit_logs.load(str(path), fit_logs.command_line([str(path), *words])[0])
+
+
+ROWS = [{"step": 5 * i, "tokens": C[i], "pass_rate": R[i], "n_prompts": 50, "n_samples": 2} for i in range(20)]
+TRL = [{"step": 5 * i, "eval_reward": r, "eval_rewards/judge/mean": r, "epoch": 0.1} for i, r in enumerate(R)]
+NAMES = "val-core/openai/gsm8k/reward/mean@1", "val-core/openai/gsm8k/acc/best@4"
+VERL = [{"step": 5 * i, "data": dict(zip(NAMES, (r, 1.0), strict=True))} for i, r in enumerate(R)]
+OTHERS = [{"step": 1, "loss": 0.5}, {"step": 5, "loss": 0.4}]  # of training
+STEPS = 5.0 * np.arange(20)
+
+# ---- what is read with flags: (text, flags, name of x, C, samples)
+
+READ = {
+    "ours": (lines(ROWS), {}, "tokens", C, 100),
+    "ours, another x and a number of samples": (lines(ROWS), {"x": "step", "samples": "77"}, "step", STEPS, 77),
+    "a column of samples": (lines(ROWS), {"samples": "n_prompts"}, "tokens", C, 50),
+    "a data set of ours": (
+        lines(
+            [
+                row
+                | {
+                    "pass_rate": 1.0,
+                    "data_sets": {"aime": {"pass_rate": row["pass_rate"], "n_prompts": 30, "n_samples": 4}},
+                }
+                for row in ROWS
+            ]
+        ),
+        {"y": "aime/pass_rate"},
+        "tokens",
+        C,
+        120,
+    ),
+    "trainer_state.json of TRL": (
+        json.dumps({"best_metric": None, "global_step": 95, "log_history": [*OTHERS, *TRL]}, indent=2),
+        {},
+        "step",
+        STEPS,
+        None,
+    ),
+    "verl": (
+        lines([{"step": 1, "data": {"actor/loss": 1.0}}, *VERL]),
+        {"y": "mean@1", "samples": "1319"},
+        "step",
+        STEPS,
+        1319,
+    ),
+    "ours, with a sample that looks like verl's console": (
+        lines([row | {"sample": "at step:3 - x:1"} for row in ROWS]),
+        {},
+        "tokens",
+        C,
+        100,
+    ),
+    "what verl prints": (
+        "".join(
+            f"(pid=1) step:{5 * i} - perf/all:tokens:{C[i]} - val-core/openai/gsm8k/reward/mean@1:{r!r}\n(pid=1) INFO\n"
+            for i, r in enumerate(R.tolist())
+        ),
+        {"x": "all:tokens", "y": "mean@1"},
+        "perf/all:tokens",
+        C,
+        None,
+    ),
+    "a spreadsheet": (
+        "\ufeff" + csv(("gpu hours ", "acc"), C, R, by=";"),
+        {"x": "gpu hours", "y": "acc"},
+        "gpu hours",
+        C,
+        None,
+    ),
+    "wandb": (
+        csv(("Step", "run-1 - eval/acc", "run-1 - eval/acc__MIN"), STEPS, R, 0 * R),
+        {"y": "eval/acc"},
+        "Step",
+        STEPS,
+        None,
+    ),
+    "padded cells, one of them empty": (csv(("tokens", "pass_rate"), C, R, by=", ") + "7,  \n", {}, "tokens", C, None),
+    "tabs, quotes and empty cells": (
+        csv(("tokens", "grad", "pass_rate", "loss", "name"), C, [""] * 20, R, R / 2, ['"a"'] * 20, by="\t"),
+        {},
+        "tokens",
+        C,
+        None,
+    ),
+    "two columns of one name: the last": (
+        csv(("tokens", "pass_rate", "pass_rate"), C, 0 * R, R),
+        {},
+        "tokens",
+        C,
+        None,
+    ),
+    "TensorBoard, percent, seconds since 1970": (
+        csv(("Wall time", "Step", "Value"), 1763410000 + C / 1000, STEPS, 100 * R),
+        {"x": "Wall time", "range": "0 100", "x_start": "first"},
+        "Wall time",
+        C / 1000,
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_one_run_in_the_files_of_many_frameworks(tmp_path, name):
+    text, flags, x, expected, samples = READ[name]
+    name_of_x, runs = load(tmp_path / "log", text, **flags)
+    (points,) = runs.values()
+    assert name_of_x == x and points["C"].to_numpy() == pytest.approx(expected)
+    assert points["R"].to_numpy() == pytest.approx(R)
+    assert points["n"].isna().all() if samples is None else points["n"].tolist() == [samples] * 20
+
+
+# ---- the kinds of files that public repositories keep, without a flag
+
+K = range(20)
+TRAINING = [{"loss": 0.1, "reward": R[i], "reward_std": 0.2, "rewards/fn/std": 0.1, "epoch": 0.5, "step": i} for i in K]
+
+
+def trainer_state(rows):
+    return json.dumps({"best_metric": None, "log_history": [{"loss": 1.0}, *rows], "max_steps": 500}, indent=2)
+
+
+def records(x, **columns):
+    """Records with the step `x` and columns; a value of None is R."""
+    return [{x: i} | {name: R[i] if value is None else value for name, value in columns.items()} for i in K]
+
+
+def rename(rows, **names):
+    return [{names.get(name, name): value for name, value in row.items()} for row in rows]
+
+
+def console(*names, value="{:.5f}"):
+    """What verl prints."""
+    texts = [" - ".join(f"{name}:{value.format(R[i])}" for name in names) for i in K]
+    return "".join(f"\x1b[36m(TaskRunner pid=7)\x1b[0m step:{i} - actor/lr:1e-06 - {texts[i]}\n" for i in K)
+
+
+def notebook(*outputs):
+    cells = [{"cell_type": "code", "source": ["num_generations = 8"], "outputs": [output]} for output in outputs]
+    return json.dumps({"cells": cells, "nbformat": 4}, indent=1)
+
+
+def table(*head):
+    """The table that the trainer leaves in a notebook."""
+    rows = [head, *((i, 0.1, R[i]) for i in K)]
+    tag = ["th"] + ["td"] * 20
+    text = "".join(
+        "<tr>\n" + "".join(f"  <{t}>{v}</{t}>\n" for v in row) + "</tr>\n" for t, row in zip(tag, rows, strict=True)
+    )
+    return {"data": {"text/html": [f'<table border="1">\n{text}</table>']}}
+
+
+PRINTED = "".join(
+    f"  5%|# | {i}/20 [00:10<01:00]\r{{'loss': 0.1, 'grad_norm': nan, 'reward': {R[i]}, 'epoch': 0.0}}\n" for i in K
+)
+STRINGS = "".join(f"{{'loss': '0.1', 'reward': '{R[i]}', 'reward_std': '0.1', 'epoch': '{i / 100}'}}\n" for i in K)
+CONDITIONS = csv(
+    ("condition", "step", "avg_verifications", "accuracy"), ["a"] * 20 + ["b"] * 20, [*K, *K], [0.1] * 40, [*R, *R]
+)
+SWEEP = csv(
+    ("run", "phase", "learning_rate", "grpo_step", "minutes", "answer_accuracy", "format_accuracy"),
+    ["e1"] * 20 + ["e2"] * 20,
+    ["broad"] * 40,
+    [4e-5] * 40,
+    [*K, *K],
+    [""] * 40,
+    [*R, *R],
+    [0.9] * 40,
+)
+ROLLOUTS = [
+    row
+    for i in K
+    for row in ({"step": i, "type": "eval", "accuracy": R[i]}, {"step": i, "type": "rollout", "accuracy": 0.1})
+]
+TEST = "val/test_score/math__math/unknown"
+LISTS = {"rewards_avg": [0.5] * 60, "accuracies_avg": [0.4] * 60, "val_accuracies_avg": R.tolist()}
+ALONE = [""]
+KINDS = {  # (text, column of the reward, of compute, runs), or (text, words of the refusal)
+    "TRL, evaluations": (trainer_state([*TRAINING, *TRL]), "eval_reward", "step", ALONE),
+    "TRL, training": (trainer_state(TRAINING), "reward", "step", ALONE),
+    "TRL, reward functions": (
+        trainer_state(records("step", **{"reward": 1.5, "rewards/correctness/mean": None, "rewards/format/mean": 0.5})),
+        "rewards/correctness/mean",
+        "step",
+        ALONE,
+    ),
+    "TRL, three evaluations": (trainer_state([*TRAINING, *TRL[:3]]), "reward", "step", ALONE),
+    "TRL, rewards with a sign": (
+        trainer_state([row | {"reward": 2 * row["reward"] - 1} for row in TRAINING]),
+        "reward goes from -0.8 to 0.5",
+    ),
+    "TRL, a list": (json.dumps(TRAINING), "reward", "step", ALONE),
+    "TRL, PPO": (
+        json.dumps(
+            records(
+                "step",
+                **{"objective/scores": None, "objective/rlhf_reward": -3.0, "val/ratio": 1.0, "val/num_eos_tokens": 0},
+            )
+        ),
+        "objective/scores",
+        "step",
+        ALONE,
+    ),
+    "TRL, printed": (PRINTED, "reward", "record", ALONE),
+    "TRL, printed strings": (STRINGS, "reward", "epoch", ALONE),
+    "verl, printed": (
+        console("val/test_score/openai/gsm8k", "critic/score/max"),
+        "val/test_score/openai/gsm8k",
+        "step",
+        ALONE,
+    ),
+    "verl, printed with numpy 2": (console(*NAMES, value="np.float64({})"), NAMES[0], "step", ALONE),
+    "verl, training alone": (
+        console("critic/rewards/mean", "critic/score/mean", "critic/score/min"),
+        "critic/score/mean",
+        "step",
+        ALONE,
+    ),
+    "verl, another name at step 0": (
+        "step:0 - test_score/openai/gsm8k:0.1\n" + console("val/test_score/openai/gsm8k"),
+        "val/test_score/openai/gsm8k",
+        "step",
+        ALONE,
+    ),
+    "verl, JSON lines": (lines(VERL), "data/" + NAMES[0], "step", ALONE),
+    "wandb, all columns": (
+        csv(("_step", "_runtime", "actor/lr", TEST, "critic/score/mean"), K, K, K, R, R / 2),
+        TEST,
+        "_step",
+        ALONE,
+    ),
+    "wandb, several test sets": (
+        csv(("_step", TEST, "val/test_score/gpqa", "lr"), K, R, R, R),
+        f"2 columns fit: name one with --y; there are val/test_score/gpqa, {TEST}\n",
+    ),
+    "wandb, one panel": (
+        csv(("Step", "run-1 - eval/acc", "run-1 - eval/acc__MIN", "run-1 - eval/acc__MAX"), K, R, R, R),
+        "run-1 - eval/acc",
+        "Step",
+        ALONE,
+    ),
+    "wandb, evaluations beside training": (
+        csv(("step", "eval/objective/verifiable_correct_rate", "objective/verifiable_correct_rate"), K, R, R / 2),
+        "eval/objective/verifiable_correct_rate",
+        "step",
+        ALONE,
+    ),
+    "by update": (
+        csv(("update", "loss", "objective/verifiable_correct_rate"), K, R, R),
+        "objective/verifiable_correct_rate",
+        "update",
+        ALONE,
+    ),
+    "conditions in one file": (CONDITIONS, "accuracy", "step", ["condition=a", "condition=b"]),
+    "a sweep in one file": (SWEEP, "answer_accuracy", "grpo_step", ["run=e1", "run=e2"]),
+    "evaluations between rollouts": (lines(ROLLOUTS), "accuracy", "step", ["type=eval", "type=rollout"]),
+    "Tinker": (
+        lines(records("step", **{"progress/done_frac": 0.1, "test/env/all/pass_rate": None, "env/all/pass_rate": 0.3})),
+        "test/env/all/pass_rate",
+        "step",
+        ALONE,
+    ),
+    "Tinker, two test sets": (
+        lines(records("step", **{"test/env/a/pass_rate": None, "test/env/b/pass_rate": None})),
+        "2 columns fit: name one with --y; there are test/env/a/pass_rate, test/env/b/pass_rate\n",
+    ),
+    "JSON lines, mean_reward": (
+        lines(records("step", mean_reward=None, min_reward=0.0, pg_loss=0.1, prompt="at step:3 - x:1")),
+        "mean_reward",
+        "step",
+        ALONE,
+    ),
+    "JSON lines, accuracy and pass@1": (
+        lines(records("iter", **{"eval_acc": None, "reward/pass@1": 0.2})),
+        "eval_acc",
+        "iter",
+        ALONE,
+    ),
+    "JSON, its own loop": (
+        json.dumps(records("step", reward=0.5, kl=0.1, comp_len=217.0, solve=None, solvable=1.0)),
+        "solve",
+        "step",
+        ALONE,
+    ),
+    "JSON, epochs": (
+        json.dumps({"config": {"lr": 1e-5}, "history": records("epoch", average_reward=None, hack_fraction=0.5)}),
+        "average_reward",
+        "epoch",
+        ALONE,
+    ),
+    "JSON, lists of numbers": (json.dumps(LISTS), "val_accuracies_avg", "record", ALONE),
+    "JSON, a list for each task": (
+        json.dumps({"answering": records("step", reward=None), "cleaning": records("step", reward=None)}),
+        "reward",
+        "step",
+        ["run=answering", "run=cleaning"],
+    ),
+    "notebook, a table": (
+        notebook({"text": ["Loading\n"]}, table("Step", "Training Loss", "reward")),
+        "reward",
+        "Step",
+        ALONE,
+    ),
+    "notebook, of fine-tuning and of two runs": (
+        notebook(
+            table("Step", "Training Loss", "Validation Loss"),
+            *[table("Step", "Training Loss", "rewards / check_answer / mean")] * 2,
+        ),
+        "rewards / check_answer / mean",
+        "Step",
+        ["run 1", "run 2"],
+    ),
+    "notebook, printed": (notebook({"text": PRINTED.splitlines(keepends=True)}), "reward", "record", ALONE),
+    "printed lines": (
+        "Loading: lr=0.1\n"
+        + "".join(f"[Step {i}/500] loss=0.1 reward_avg={R[i]} kl=0.0 avg_resp_len=200.5\n" for i in K),
+        "reward_avg",
+        "Step",
+        ALONE,
+    ),
+    "restarts": (
+        csv(("iteration", "reward", "win_rate"), [*K, *K], [*R, *R], [0.1] * 40),
+        "reward",
+        "iteration",
+        ["run 1", "run 2"],
+    ),
+    "percents": (csv(("step", "accuracy"), K, 100 * R), "--range 0 100 for percents"),
+    "rewards without bounds": (
+        lines([*records("step", reward=None), {"step": 20, "reward": -9.5}]),
+        "reward goes from -9.5 to 0.77029",
+    ),
+    "no reward": (
+        csv(("step", "loss", "lr"), K, R, R),
+        "no columns fit: name one with --y; there are loss, lr, step\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_files_are_read_without_a_flag_or_the_next_flag_is_named(tmp_path, capsys, kind):
+    text, *expected = KINDS[kind]
+    if len(expected) == 1:
+        (tmp_path / "log").write_text(text)
+        assert main([str(tmp_path / "log")]) == 2
+        assert expected[0] in capsys.readouterr().err
+        return
+    y, x, names = expected
+    path = tmp_path / "log"
+    name_of_x, runs = load(path, text)
+    assert name_of_x == x
+    assert list(runs) == [f"{path} {name}".strip() for name in names]
+    first, *others = runs.values()
+    assert first["R"].to_numpy() == pytest.approx(R, abs=1e-5)
+    assert (np.diff(first["C"]) > 0).all()
+    assert all(len(run) == 20 for run in others)
+    assert f": {y} against {x}, 20 of " in capsys.readouterr().out
+
+
+def test_a_record_that_stands_there_twice_counts_once(tmp_path):
+    """Two evaluations of one step that agree are two; a clock that ran before step 0 has trained nothing; a last line
+    that is being written is no record, and an empty reward no evaluation."""
+    again = ROWS[3] | {"n_prompts": 51}
+    late = ROWS[0] | {"tokens": 700.0}
+    rows = [late, *ROWS[1:4], ROWS[3], again, *ROWS[4:], ROWS[4] | {"pass_rate": None}]
+    text = lines(rows)
+    _, runs = load(tmp_path / "log", text + '{"step": 100, "tokens": 1e6, "pass')
+    (points,) = runs.values()
+    assert points["C"].tolist() == sorted([*C, C[3]]) and points["n"].tolist().count(102) == 1
+    _, runs = load(tmp_path / "log", text.rstrip("\n"))  # whole, but for the end of its line
+    assert len(*runs.values()) == 21
+
+
+@pytest.mark.parametrize("text", [csv(("step", "acc"), K, R), "".join(f"step {i}: acc={R[i]}\n" for i in K)])
+def test_a_last_line_that_is_still_being_written_does_not_count(tmp_path, text):
+    """`0.7` may be the beginning of `0.75`."""
+    _, runs = load(tmp_path / "log", text[:-2])
+    assert len(*runs.values()) == 19
+
+
+def test_a_resumed_run_replaces_what_it_had_done(tmp_path, capsys):
+    """Steps 0 to 12, then 10 to 19 again from a checkpoint."""
+    rows = [{"step": i, "acc": 0.1} for i in range(13)] + [{"step": i, "acc": 0.5} for i in range(10, 20)]
+    _, runs = load(tmp_path / "log", lines(rows))
+    (points,) = runs.values()
+    assert points["C"].tolist() == [*K] and points["R"].tolist() == [0.1] * 10 + [0.5] * 10
+    assert "20 of 23 records" in capsys.readouterr().out
+
+
+def test_shuffled_records_are_refused(tmp_path):
+    rows = [{"step": 7 * i % 20, "acc": R[i]} for i in K]
+    with pytest.raises(ValueError, match=r"compute goes back 6 times in 20 records: sort them"):
+        load(tmp_path / "log", lines(rows))
+
+
+def test_a_table_with_sentences_in_it_is_a_table(tmp_path):
+    """`x = 5` in the answer of a model is no printed value."""
+    text = csv(("step", "acc", "text"), K, R, ["so x = 5 and y: 3"] * 20)
+    _, runs = load(tmp_path / "log", text)
+    assert [run["R"].tolist() for run in runs.values()] == [R.tolist()]
+
+
+def test_runs_that_nothing_tells_apart_are_refused(tmp_path):
+    """With --block their neighbors are averaged, as was asked for; --label names what no rule can know."""
+    rows = [{"step": i, "acc": acc, "lr": lr} for i in K for lr, acc in ((1, R[i]), (2, 0.5))]
+    path = tmp_path / "log"
+    with pytest.raises(ValueError, match=r"step is repeated in 20 of 40 records: .* --label, .* --block"):
+        load(path, lines(rows))
+    _, runs = load(path, lines(rows), block="2")
+    assert runs[str(path)]["R"].to_numpy() == pytest.approx((R + 0.5) / 2)
+    _, runs = load(path, lines(rows), label="lr")
+    assert list(runs) == [f"{path} lr=1", f"{path} lr=2"]
+    assert runs[f"{path} lr=2"]["R"].tolist() == [0.5] * 20
+
+
+@pytest.mark.parametrize(
+    ("y", "flags", "points"), [("reward", {}, 41), ("eval_acc", {}, 166), ("reward", {"block": "100"}, 5)]
+)
+def test_rewards_of_training_are_averaged_in_blocks(tmp_path, y, flags, points):
+    """Blocks of 500 // 40 = 12 leave 41 means of 500 rewards, blocks of 500 // 150 = 3 leave 166 of held-out scores. The
+    mean stays, and the samples of a block add up."""
+    values = np.linspace(0, 1, 500).round(3)
+    _, runs = load(tmp_path / "log", csv(("step", y, "n"), range(500), values, [8] * 500), **flags)
+    (run,) = runs.values()
+    assert len(run) == points and (np.diff(run["R"]) > 0).all()
+    assert run["R"].mean() == pytest.approx(values.mean(), abs=0.002)
+    _, runs = load(tmp_path / "log", csv(("step", y, "n"), range(500), values, [8] * 500), samples="n", **flags)
+    (run,) = runs.values()
+    assert run["n"].sum() == 8 * 500
+
+
+def test_a_reward_with_a_sign_and_percent_signs(tmp_path):
+    """-1 becomes 0, and 1 stays; a percent sign needs no flag."""
+    _, runs = load(tmp_path / "log", "tokens,reward\n0,-1\n100,0\n200,1\n", range="-1 1")
+    assert [run["R"].tolist() for run in runs.values()] == [[0, 0.5, 1]]
+    _, runs = load(tmp_path / "log", "tokens,acc\n0,5%\n100,20 %\n200,\n300,0.4\n")
+    (run,) = runs.values()
+    assert run["C"].tolist() == [0, 100, 300] and run["R"].to_numpy() == pytest.approx([0.05, 0.2, 0.4])
+
+
+def test_the_report_is_that_of_forecast(tmp_path, capsys):
+    """After a line for each run that says what was read."""
+    files = [tmp_path / "eval.jsonl", tmp_path / "b.jsonl"]
+    for file, A in zip(files, (1, 0.9), strict=True):
+        file.write_text(lines([row | {"pass_rate": A * row["pass_rate"]} for row in ROWS]))
+    argv = [str(files[0]), "--fit-until", "0.5", "1", "--predict-at", "2e6"]
+    assert main(argv) == 0
+    head, report = capsys.readouterr().out.split("\n", 1)
+    assert head == f"{files[0]}: pass_rate against tokens, 20 of 20 records"
+    assert forecast.main(argv) == 0
+    expected = capsys.readouterr().out
+    assert report.replace(f"{files[0]}:", f"{tmp_path}:") == expected
+    assert main([*map(str, files), "--plot", str(tmp_path / "a.png")]) == 0
+    fits = [forecast.curve(file).forecast.fit for file in files]
+    verdict = curves.compare(*fits, names=[str(file) for file in files]).verdict
+    assert capsys.readouterr().out.endswith(f"\n{verdict}\n".replace("/eval.jsonl", ""))
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+
+
+# ---- what is refused
+
+
+GOOD = csv(("tokens", "pass_rate"), C, R)
+BAD = [  # (text of the file, more of the command line, words of the sentence)
+    (GOOD, "--fit-until 50", "share of the compute in (0, 1], not 50"),
+    (GOOD, "--fit-until 0.1", "usable points"),
+    (GOOD, "--predict-at nan", "--predict-at: need compute >= 0"),
+    (GOOD, "--predict-at -1", "--predict-at: need compute >= 0"),
+    (GOOD, "--range nan 1", "--range 0 100 for percents"),
+    (GOOD, "--range 1 0", "pass_rate goes from 0.1 to 0.77029"),
+    (GOOD, "--samples -5", "n_samples > 0"),
+    (GOOD, "--samples many", "no columns fit: name one with --samples; there are pass_rate, tokens"),
+    (GOOD, "--label seed", "no columns fit: name one with --label; there are pass_rate, tokens"),
+    (GOOD, "--x-start soon", "soon"),
+    (GOOD, "--x-start 60000", "need compute >= 0"),
+    (GOOD, "--plot none/a.png", "none/a.png: "),
+    (GOOD, "--plot a.xyz", "xyz"),
+    (GOOD, "--y acc", "no columns fit: name one with --y; there are pass_rate\n"),
+    (GOOD.replace("tokens", "hours"), "", "name one with --x; there are hours, pass_rate"),
+    (csv(("tokens", "a/acc", "b/acc"), C, R, R), "--y acc", "2 columns fit: name one with --y; there are a/a"),
+    (csv(("tokens", "pass_rate"), 1e9 + C, R), "", "--x-start first"),
+    (csv(("tokens", "pass_rate"), C[:2], R[:2]), "", "2 usable points"),
+    (csv(("tokens", "pass_rate"), C[:1], R[:1]), "", "1 usable points"),
+    (GOOD.replace("0.1\n", "high\n", 1), "", "pass_rate has what is no number: "),
+    ("", "", "name one with --y; there are none at all"),
+    ("tokens,pass_rate\n", "", "name one with --y"),
+    (lines(ROWS[:3]) + '{"tokens": 1, "pass_\n' + lines(ROWS[3:]), "", "line 4 is not JSON"),
+    (lines(ROWS[:3]) + "[3]\n", "", "a.log: "),
+    ('{"log_history": []}', "", "name one with --y"),
+    ("[" * 100_000 + "\n", "", "recursion"),
+    ("\x00\x01", "", "a.log"),
+]
+
+
+@pytest.mark.parametrize(("text", "more", "words"), BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys, text, more, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.log").write_text(text)
+    assert main(["a.log", *more.split()]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and err.startswith(("read_logs.py: ", "forecast.py: ")) and words in err
+
+
+def test_many_rows_are_read_in_linear_time(tmp_path):
+    """It took half a minute to find the rows of 30,000 that stand there twice. Now a million take about five seconds."""
+    rows = "".join(f"{i},0.{i % 7}\n" for i in range(100_000))
+    start = time.process_time()
+    _, runs = load(tmp_path / "log", "tokens,pass_rate\n" + rows)
+    (run,) = runs.values()
+    assert len(run) == 150 and run["R"].to_numpy() == pytest.approx(0.3, abs=0.003)
+    assert time.process_time() - start < 15
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mx,y\n1,2\n", '{"\\u001b[31mx": 1, "y": 2}\n'])
+def test_names_of_columns_reach_the_terminal_without_their_escapes(tmp_path, capsys, text):
+    (tmp_path / "a.log").write_text(text)
+    assert main([str(tmp_path / "a.log")]) == 2
+    assert "there are ?[31mx, y\n" in capsys.readouterr().err
+
+
+def test_make_takes_a_log_of_any_name_and_cleans_no_runs(tmp_path):
+    """A name with a semicolon is no second command."""
+    root = Path(curves.__file__).parent
+    (tmp_path / "Makefile").write_text((root / "Makefile").read_text())
+    for name in (
+        "runs/a/eval.jsonl",
+        ".venv/bin/python",
+        "requirements.txt",
+        "requirements-cpu.txt",
+        ".venv/installed",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('#!/bin/sh\nprintf "<%s>" "$@"')
+        (tmp_path / name).chmod(0o755)
+    output = subprocess.check_output(
+        ["make", "-s", "fit", "LOG=x;touch y z.csv", "FLAGS=--y acc"], cwd=tmp_path, text=True
+    )
+    assert output == "<lab/law/read_logs.py><x;touch y z.csv><--y><acc>" and not (tmp_path / "y").exists()
+    subprocess.check_output(["make", "clean"], cwd=tmp_path)
+    assert (tmp_path / "runs/a/eval.jsonl").exists() and not (tmp_path / ".venv").exists()
+
+
+OTHER = {  # files of other tools: words of the sentence
+    "none.csv": "No such file",
+    "weights.bin": "this is no text; to make one: export it as CSV",
+    "run-abc.wandb": "wandb.Api().run('ENTITY/PROJECT/RUN').history(",
+    "events.out.tfevents.17": "E('FILE').Reload().Scalars('TAG')",
+    "a.csv b.csv": "files of different compute do not compare: ",
+}
+
+
+@pytest.mark.parametrize("names", OTHER)
+def test_files_that_are_none_or_of_another_tool_are_refused(tmp_path, capsys, names):
+    (tmp_path / "a.csv").write_text(GOOD)
+    (tmp_path / "b.csv").write_text(GOOD.replace("tokens", "step"))
+    for name in "weights.bin", "run-abc.wandb", "events.out.tfevents.17":
+        (tmp_path / name).write_bytes(b":W&B" + bytes(range(256)))
+    assert main([str(tmp_path / name) for name in names.split()]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and OTHER[names] in err
