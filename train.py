@@ -48,7 +48,7 @@ from runtime import closing, run_folder
 from runtime.flag_checks import check_flags, choose_engine, lr_note
 from runtime.flags import Flags, UsageError, parse_flags
 from runtime.generator import Exhausted, GeneratorFailed, StopRequested
-from runtime.model import Row
+from runtime.model import TokenRow
 from runtime.parts import Parts, new_parts, start, with_flag_names
 from runtime.ranks import report_fault
 from runtime.run_folder import Progress, Record, RunFailed
@@ -217,13 +217,13 @@ def score_groups(groups: Sequence[Group], trainer: Trainer) -> Tensor:
     return trainer.score(rows)
 
 
-def rollouts_and_rows(groups: Sequence[Group]) -> tuple[list[Rollout], list[Row]]:
+def rollouts_and_rows(groups: Sequence[Group]) -> tuple[list[Rollout], list[TokenRow]]:
     """All rollouts of the groups, and each as the trainer reads it."""
     rollouts, rows = [], []
     for group in groups:
         for rollout in group.rollouts:
             rollouts.append(rollout)
-            rows.append(Row(group.problem.prompt_ids, rollout.completion_ids, rollout.mask))
+            rows.append(TokenRow(group.problem.prompt_ids, rollout.completion_ids, rollout.mask))
     return rollouts, rows
 
 

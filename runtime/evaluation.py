@@ -24,7 +24,7 @@ import torch
 from length_control import COLLAPSE_TRUNCATION
 from pipeline_rl import FORCED, Rollout
 from runtime.flags import Flags
-from runtime.model import Row, experts
+from runtime.model import TokenRow, experts
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder, shares
 from runtime.run_folder import Progress, Record, RunFailed
@@ -111,7 +111,7 @@ class Evaluator:
             )
         return {"logprob_gap": gap, "mismatch_rms": torch.cat(gaps).square().mean().sqrt().item()}
 
-    def _result(self, check: Pending, progress: Progress) -> tuple[list[Row], list[list[float]]]:
+    def _result(self, check: Pending, progress: Progress) -> tuple[list[TokenRow], list[list[float]]]:
         """Rank 0 waits for the rollouts; returns some of them as rows, with the generator's log-probs."""
         assert check.future is not None
         groups = self.generator.on_main.result_of(check.future)
@@ -124,7 +124,7 @@ class Evaluator:
         if check.record is not None:
             self.write_evaluation(check.record, check.problems, groups, progress.step)
         sample = progress.rng.sample(pairs, min(CHECK_ROWS, len(pairs)))
-        rows = [Row(problem.prompt_ids, rollout.completion_ids, rollout.mask) for problem, rollout in sample]
+        rows = [TokenRow(problem.prompt_ids, rollout.completion_ids, rollout.mask) for problem, rollout in sample]
         return rows, [rollout.logprobs for _, rollout in sample]
 
     def write_evaluation(
@@ -194,7 +194,7 @@ def evaluation_line(record: Record) -> str:
     return line
 
 
-def logprob_gaps(own: torch.Tensor, behaviour: list[list[float]], rows: list[Row]) -> list[torch.Tensor]:
+def logprob_gaps(own: torch.Tensor, behaviour: list[list[float]], rows: list[TokenRow]) -> list[torch.Tensor]:
     """|trainer's log-prob - generator's| of each row's trained tokens, in nats; `own` is (N, T)."""
     gaps = []
     for i, row in enumerate(rows):

@@ -171,7 +171,7 @@ def active_parameters(model: PreTrainedModel) -> int:
 
 
 @dataclass
-class Row:
+class TokenRow:
     """One rollout as the trainer reads it."""
 
     prompt_ids: Sequence[int]
@@ -199,7 +199,7 @@ class Microbatch:
         return replace(self, **{name: x.to(device, non_blocking=True) for name, x in tensors.items()})
 
 
-def share_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+def deal_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     """Row indices of each rank: longest first, dealt back and forth, so that all ranks get about as many tokens."""
     longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     shares: list[list[int]] = [[] for _ in range(ranks)]
@@ -222,7 +222,7 @@ def cut_rows(lengths: Sequence[int], rows: Sequence[int], tokens: float) -> list
     return pieces
 
 
-def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int) -> Microbatch:
+def make_microbatch(batch: Sequence[TokenRow], rows: Sequence[int], width: int) -> Microbatch:
     """The microbatch of these rows of the batch; without rows, an empty one that still runs forward and backward."""
     longest = max((len(batch[i]) for i in rows), default=1)  # L
     input_ids = torch.zeros(max(1, len(rows)), longest, dtype=torch.long)  # (N, L)
@@ -237,11 +237,11 @@ def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int) -> Mi
     return Microbatch(list(rows), input_ids, read, n * width + t, input_ids.flatten()[read + 1], width)
 
 
-def microbatches(batch: Sequence[Row], tokens: int, *, rank: int = 0, ranks: int = 1) -> list[Microbatch]:
+def microbatches(batch: Sequence[TokenRow], tokens: int, *, rank: int = 0, ranks: int = 1) -> list[Microbatch]:
     """This rank's microbatches of the batch. All ranks get equally many, and their outputs (N, T) have one width T."""
     width = max((len(row.completion_ids) for row in batch), default=1)
     lengths = [len(row) for row in batch]
-    cuts = [cut_rows(lengths, share, tokens) for share in share_rows(lengths, ranks)]
+    cuts = [cut_rows(lengths, share, tokens) for share in deal_rows(lengths, ranks)]
     count = max(1, *(len(cut) for cut in cuts))
     mine = cuts[rank] + [[]] * (count - len(cuts[rank]))
     return [make_microbatch(batch, rows, width) for rows in mine]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import losses
 from runtime.flags import Flags, LossFlags, OptimizerFlags
-from runtime.model import Microbatch, Policy, Row, active_parameters, load_model, microbatches
+from runtime.model import Microbatch, Policy, TokenRow, active_parameters, load_model, microbatches
 from runtime.weights import CheckpointTensors, whole
 
 if TYPE_CHECKING:  # its import takes seconds
@@ -41,7 +41,7 @@ LARGEST_NORM = 1.0  # gradient-norm clip (O2)
 class TrainingBatch:
     """The rows that one optimizer step trains on, those of all ranks."""
 
-    rows: list[Row]
+    rows: list[TokenRow]
     behaviour_logprobs: Tensor  # (N, T)
     mask: Tensor  # (N, T)
     advantages: Tensor  # (N,)
@@ -89,14 +89,14 @@ class Trainer:
         entropy_grad = flags.entropy_coef != 0
         return Policy(model, fp32_head=flags.fp32_head, temperature=flags.temperature, entropy_grad=entropy_grad)
 
-    def _microbatches(self, rows: list[Row]) -> list[Microbatch]:
+    def _microbatches(self, rows: list[TokenRow]) -> list[Microbatch]:
         here = self.accelerator
         tokens = self.flags.tokens_per_microbatch
         parts = microbatches(rows, tokens, rank=here.process_index, ranks=here.num_processes)
         return [part.to(here.device) for part in parts]
 
     @torch.no_grad()
-    def score(self, rows: list[Row]) -> Tensor:
+    def score(self, rows: list[TokenRow]) -> Tensor:
         """(N, T) log-probs of all rows under the policy as it is now, on the CPU; 0 where no token trains."""
         logprobs = torch.zeros(len(rows), max(len(row.completion_ids) for row in rows), device=self.accelerator.device)
         for microbatch in self._microbatches(rows):

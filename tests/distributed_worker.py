@@ -60,13 +60,13 @@ def new_trainer(argv):
 def recorded(step, rows):
     """A batch of two rollouts a prompt, one right and one wrong, of very different lengths; the same in every process."""
     from losses import aggregation_weights
-    from runtime.model import Row
+    from runtime.model import TokenRow
     from runtime.trainer import TrainingBatch
 
     draw = random.Random(f"step {step}")
     prompts = [[draw.randrange(40) for _ in range(draw.randint(2, 9))] for _ in range(rows // 2)]
     lengths = [draw.choice([2, 3, 40]) for _ in range(rows)]
-    batch = [Row(prompts[i // 2], [draw.randrange(40) for _ in range(n)], [1] * n) for i, n in enumerate(lengths)]
+    batch = [TokenRow(prompts[i // 2], [draw.randrange(40) for _ in range(n)], [1] * n) for i, n in enumerate(lengths)]
     logprobs = [torch.tensor([draw.uniform(-4.5, -3.0) for _ in range(n)]) for n in lengths]
     mask = pad_sequence([torch.ones(n, dtype=torch.bool) for n in lengths], batch_first=True)
     weights = aggregation_weights(mask, torch.arange(rows) // 2)

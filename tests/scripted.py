@@ -23,7 +23,7 @@ from pipeline_rl import FORCED, Group, Pacer, Rollout
 from runtime import closing, evaluation, run_folder
 from runtime.flags import Flags, parse_flags
 from runtime.generator import Counters
-from runtime.model import Row
+from runtime.model import TokenRow
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress
@@ -335,7 +335,7 @@ class Replay(ScriptedGenerator):
         draw = random.Random("evaluation")
         groups = [[self.rollout(draw) for _ in range(n_samples)] for _ in problems]
         pairs = [(p, r) for p, group in zip(problems, groups, strict=True) for r in group]
-        scored = self.trainer.score([Row(p.prompt_ids, r.completion_ids, r.mask) for p, r in pairs]).tolist()
+        scored = self.trainer.score([TokenRow(p.prompt_ids, r.completion_ids, r.mask) for p, r in pairs]).tolist()
         for (_, rollout), logprobs in zip(pairs, scored, strict=True):
             rollout.logprobs = logprobs[: len(rollout.completion_ids)]
         return groups

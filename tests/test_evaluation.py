@@ -10,7 +10,7 @@ from scripted import ScriptedTrainer, rollout
 from pipeline_rl import Rollout
 from runtime import evaluation
 from runtime.evaluation import evaluation_line, figures, logprob_gap, logprob_gaps
-from runtime.model import Row
+from runtime.model import TokenRow
 from runtime.run_folder import RunFailed
 
 
@@ -66,7 +66,7 @@ def test_truncation_before_training_names_the_budget_to_raise(run, capsys, contr
 def test_the_gap_by_hand():
     """Trained tokens differ by .1 and .2 in the first row and by .6 in the second; the forced token does not count.
     Mean of the three: .3. Of a mixture of experts the (lower) median of the rows' means .15 and .6: .15."""
-    rows = [Row([1], [5, 6, 7], [1, 0, 1]), Row([1], [5], [1])]
+    rows = [TokenRow([1], [5, 6, 7], [1, 0, 1]), TokenRow([1], [5], [1])]
     own = torch.tensor([[-1.0, 0.0, -2.0], [-1.0, 0.0, 0.0]])
     behaviour = [[-1.1, -9.0, -1.8], [-1.6]]
     gaps = logprob_gaps(own, behaviour, rows)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import fp32_head
 from runtime import model as model_file
-from runtime.model import Policy, Row, cut_rows, make_microbatch, microbatches, share_rows
+from runtime.model import Policy, TokenRow, cut_rows, deal_rows, make_microbatch, microbatches
 from runtime.weights import full_tensors
 
 VOCABULARY = 23
@@ -28,7 +28,7 @@ VOCABULARY = 23
 def test_padded_microbatch_by_hand():
     """Rows 2 and 0: [5 6 | 7 8 9] and [1 | 2 3], the 8 forced. The longest has 5 positions. Token 7, at position 2, is
     read at 1, token 9, at 4, at 3; in the second row, which begins at 5, tokens 2 and 3 at 5 and 6."""
-    batch = [Row([1], [2, 3], [1, 1]), Row([9], [9], [1]), Row([5, 6], [7, 8, 9], [1, 0, 1])]
+    batch = [TokenRow([1], [2, 3], [1, 1]), TokenRow([9], [9], [1]), TokenRow([5, 6], [7, 8, 9], [1, 0, 1])]
     part = make_microbatch(batch, [2, 0], width=4)
     assert (part.rows, part.width) == ([2, 0], 4)
     assert part.input_ids.tolist() == [[5, 6, 7, 8, 9], [1, 2, 3, 0, 0]]
@@ -50,12 +50,14 @@ def test_cutting_by_hand():
 
 def test_sharing_by_hand():
     """Longest first, dealt forth and back: 9 8 | 7 6 | 5 to ranks 0 1 | 1 0 | 0."""
-    assert share_rows([5, 9, 7, 6, 8], 2) == [[1, 3, 0], [4, 2]]
-    assert share_rows([4], 3) == [[0], [], []]
+    assert deal_rows([5, 9, 7, 6, 8], 2) == [[1, 3, 0], [4, 2]]
+    assert deal_rows([4], 3) == [[0], [], []]
 
 
 MASKS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
-ROWS = st.lists(st.builds(lambda n, mask: Row([n] * n, [2] * len(mask), mask), st.integers(1, 3), MASKS), max_size=9)
+ROWS = st.lists(
+    st.builds(lambda n, mask: TokenRow([n] * n, [2] * len(mask), mask), st.integers(1, 3), MASKS), max_size=9
+)
 
 
 @given(ROWS, st.integers(1, 40), st.integers(1, 12))
@@ -102,16 +104,16 @@ def tiny_model(kind: str = "qwen3", tied: bool = True, attention: str = "sdpa", 
     return model
 
 
-def uneven_batch() -> list[Row]:
+def uneven_batch() -> list[TokenRow]:
     """Rows of quite different lengths, some with forced tokens inside: the first begins with one, the second trains none."""
     rng = random.Random(0)
 
     def tokens(n):
         return [rng.randrange(VOCABULARY) for _ in range(n)]
 
-    rows = [Row(tokens(3), [3, 4, 5, 6], [0, 1, 0, 1]), Row(tokens(1), [3, 4, 5], [0, 0, 0])]
+    rows = [TokenRow(tokens(3), [3, 4, 5, 6], [0, 1, 0, 1]), TokenRow(tokens(1), [3, 4, 5], [0, 0, 0])]
     for n, forced in ((1, 0), (14, 2), (2, 0), (9, 3), (5, 1), (14, 0), (1, 0)):
-        rows.append(Row(tokens(rng.randint(1, 6)), tokens(n), [1] * 2 + [0] * forced + [1] * n))
+        rows.append(TokenRow(tokens(rng.randint(1, 6)), tokens(n), [1] * 2 + [0] * forced + [1] * n))
         rows[-1].mask = rows[-1].mask[:n]
     return rows
 
@@ -120,7 +122,7 @@ def padded(rows) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=torch.float64) for row in rows], batch_first=True)
 
 
-def brute_force(model, row: Row, temperature: float = 1.0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def brute_force(model, row: TokenRow, temperature: float = 1.0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """log p and entropy of every completion token: one row, no padding, all logits."""
     ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]])
     logp = F.log_softmax(model(input_ids=ids, use_cache=False).logits[0].double() / temperature, dim=-1)

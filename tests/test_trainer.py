@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 import losses
 from runtime import run_folder
 from runtime.flags import Flags, UsageError
-from runtime.model import Row
+from runtime.model import TokenRow
 from runtime.parts import Parts, check_model, check_saving
 from runtime.ranks import Ranks
 from runtime.recorder import staleness
@@ -102,7 +102,7 @@ def hand_batch() -> TrainingBatch:
     -log(23) = -3.1, so that some ratios are capped."""
     masks = [[1] * n for n in (3, 1, 3, 2, 2, 2, 2, 4)]
     masks[2][1] = 0
-    rows = [Row([1] if i < 4 else [3, 2], range(10, 10 + len(mask)), mask) for i, mask in enumerate(masks)]
+    rows = [TokenRow([1] if i < 4 else [3, 2], range(10, 10 + len(mask)), mask) for i, mask in enumerate(masks)]
     mask = torch.nn.utils.rnn.pad_sequence([torch.tensor(m, dtype=torch.bool) for m in masks], batch_first=True)
     behaviour = -(2.9 + 0.1 * torch.arange(4)) * mask  # (8, 4)
     advantages = torch.tensor([1.6, -0.5, -0.5, -0.5, 1.1, 1.1, -1.1, -1.1])
@@ -592,7 +592,7 @@ def test_gradient_checkpointing_keeps_the_layers_inputs_only(dtype, tmp_path):
     """Four layers, 2,048 positions: at most a quarter of the bytes for backward, and the same gradient."""
     folder = saved_model("Qwen3", tmp_path, num_hidden_layers=4, max_position_embeddings=512, initializer_range=0.1)
     rng = random.Random(0)
-    rows = [Row([1], [rng.randrange(23) for _ in range(255)], [1] * 255) for _ in range(8)]
+    rows = [TokenRow([1], [rng.randrange(23) for _ in range(255)], [1] * 255) for _ in range(8)]
     sizes, gradients = [], []
     for switch in (False, True):
         trainer = trainer_of(folder, gradient_checkpointing=switch, dtype=dtype)

@@ -61,7 +61,9 @@ class TinyModel:
         trainer's parameters."""
         dtype = options.pop("dtype", torch.float32)
         trainer = round_parameters(policies.Policy(copy.deepcopy(self.load(weights)), **options), dtype)
-        rows = [policies.Row(p.prompt_ids, r.completion_ids, r.mask) for p, r in zip(prompts, rollouts, strict=True)]
+        rows = [
+            policies.TokenRow(p.prompt_ids, r.completion_ids, r.mask) for p, r in zip(prompts, rollouts, strict=True)
+        ]
         width = max(len(rollout.mask) for rollout in rollouts)
         with torch.no_grad():
             logprobs, _ = trainer(policies.make_microbatch(rows, range(len(rows)), width))  # (N, T)

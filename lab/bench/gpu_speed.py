@@ -20,7 +20,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import fp32_head
 from runtime.flags import parse_flags
-from runtime.model import Row, recompute_layers
+from runtime.model import TokenRow, recompute_layers
 from runtime.parts import new_accelerator
 from runtime.trainer import Trainer, TrainingBatch
 from tasks import arithmetic
@@ -178,7 +178,7 @@ def new_trainer(folder: str) -> Trainer:
 
 
 def trainer_cells(trainer: Trainer, rate: float) -> str:
-    rows = [Row([5] * 8, torch.randint(5, 100, (LENGTH - 8,)).tolist(), [1] * (LENGTH - 8)) for _ in range(ROWS)]
+    rows = [TokenRow([5] * 8, torch.randint(5, 100, (LENGTH - 8,)).tolist(), [1] * (LENGTH - 8)) for _ in range(ROWS)]
     mask = torch.ones(ROWS, LENGTH - 8, dtype=torch.bool)
     batch = TrainingBatch(rows, torch.full(mask.shape, -11.0), mask, torch.randn(ROWS), mask / mask.sum())
 

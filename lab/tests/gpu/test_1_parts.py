@@ -12,7 +12,7 @@ from small import QWEN3_06B, TINY, random_qwen3
 
 import fp32_head
 from runtime.flags import parse_flags
-from runtime.model import Row
+from runtime.model import TokenRow
 from runtime.parts import new_accelerator
 from runtime.trainer import Trainer, TrainingBatch
 
@@ -60,7 +60,7 @@ def random_batch(count: int, shortest: int, longest: int) -> TrainingBatch:
     rng, rows = random.Random(0), []
     for _ in range(count):
         ids = [rng.randrange(2, 40) for _ in range(rng.randint(shortest, longest))]
-        rows.append(Row(ids[:8], ids[8:], [1] * len(ids[8:])))
+        rows.append(TokenRow(ids[:8], ids[8:], [1] * len(ids[8:])))
     masks = [torch.ones(len(row.mask), dtype=torch.bool) for row in rows]
     mask = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)  # (N, T)
     advantages = torch.tensor([1.0, -1.0]).repeat(count)[:count]  # (N,)
