@@ -46,10 +46,10 @@ import losses
 from pipeline_rl import Group, Rollout
 from runtime import closing, run_folder
 from runtime.flag_checks import check_flags, choose_engine, lr_note
-from runtime.flags import Flags, UsageError, parse_flags
+from runtime.flags import Flags, UsageError, parse_flags, with_flag_names
 from runtime.generator import Exhausted, GeneratorFailed, StopRequested
 from runtime.model import TokenRow
-from runtime.parts import Parts, new_parts, start, with_flag_names
+from runtime.parts import Parts, new_parts, start
 from runtime.ranks import report_fault
 from runtime.run_folder import Progress, Record, RunFailed
 from runtime.trainer import Trainer, TrainingBatch

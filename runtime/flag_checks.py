@@ -28,12 +28,12 @@ from runtime.flags import (
     Flags,
     ScheduleFlags,
     UsageError,
+    own_code,
     parsed_engine_args,
     reason_of,
 )
 from runtime.model import check_config
 from runtime.run_folder import Folder, Record
-from runtime.trainer import named_loss
 
 BOUNDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
 
@@ -127,8 +127,8 @@ def data(flags: Flags) -> Iterator[str]:
         yield "--dynamic_sampling looks at true rewards; use --reward task with it."
     if flags.dataset in WITH_RARITY and flags.model:
         yield f"--dataset {flags.dataset} has a first model of its own; leave out --model {flags.model}."
-    if flags.dataset not in WITH_RARITY and flags.rarity != DEFAULTS["rarity"]:
-        yield f"--rarity {flags.rarity} is of `discover`, `ramble` and `rare`; leave it out, or add --dataset discover."
+    if flags.dataset not in WITH_RARITY and not flags.task and flags.rarity != DEFAULTS["rarity"]:
+        yield f"--rarity {flags.rarity} is of `discover`; leave it out, or add --dataset discover."
     if flags.dataset in BUILT_IN:
         if flags.reward not in ("task", "shuffled"):
             yield f"--reward {flags.reward} judges data sets; the built-in task has `task` and `shuffled`."
@@ -162,11 +162,15 @@ def is_qwen3(model: str) -> bool:
 
 
 def loss(flags: Flags) -> Iterator[str]:
-    """A loss that is not there."""
-    try:
-        named_loss(flags.loss)
-    except (KeyError, ImportError, AttributeError):
-        yield f"--loss {flags.loss} is none of {', '.join(LOSSES)}, and no module:function that can be imported."
+    """A loss or a task that is not there."""
+    if ":" in flags.loss:
+        own_code(flags, "loss")
+    elif flags.loss not in LOSSES:
+        yield f"--loss must be {', '.join(LOSSES)} or module:function, not {flags.loss}."
+    if flags.task:
+        own_code(flags, "task")
+        if flags.dataset != DEFAULTS["dataset"]:
+            yield f"--task {flags.task} takes the place of --dataset {flags.dataset}; leave out one of the two."
 
 
 def folders(flags: Flags) -> Iterator[str]:

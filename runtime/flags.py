@@ -6,12 +6,15 @@ Labels such as P2 or O3: see docs/choices.md.
 """
 
 import json
+import re
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
+
+from tasks.named import named
 
 VERSION = "0.14.0"  # of this program; a run goes on with the version that wrote its folder
 
@@ -43,6 +46,8 @@ BUILT_IN = ("graded", *WITH_RARITY)  # the tasks that need no --model
 # The default of --lr for a pretrained model: DAPO's for 32B (arXiv 2503.14476), IsoCompute's for 1,024 completions a
 # step (2603.12151), twice ScaleRL's for 8B. Small ones take more: `make real` has 1e-5 for 135M.
 PRETRAINED_LR = 1e-6
+# What your own code is called with, by the flag that names it; --reward's is in tasks/judge_process.py.
+CALLED_WITH = {"loss": "logprobs, behaviour_logprobs, advantages, mask", "task": "seed, held_out, rarity"}
 # A resumed run does not take these over: they are for one command.
 OF_ONE_CALL = ("resume", "output_dir", "overwrite")
 
@@ -84,15 +89,10 @@ class DataFlags:
 
     dataset: str = flag(
         "graded",
-        "`graded`, `discover`, `ramble` or `rare` (built in), or .jsonl / .parquet files or hub ids: "
-        "NAME[:CONFIG[:SPLIT]][:REWARD],...",
+        "`graded` or `discover` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG[:SPLIT]][:REWARD],...",
     )
-    rarity: int = flag(
-        50,
-        "One in this many: tries in which the first model of `discover` thinks, in which that of `ramble` stops by "
-        "itself, facts that that of `rare` does not know.",
-        at_least=1,
-    )
+    task: str = flag("", "In place of --dataset: module:function, which takes seed, held_out, rarity.")
+    rarity: int = flag(50, "One in this many completions of the first model of `discover` thinks.", at_least=1)
     eval_dataset: str = flag("", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...")
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
     answer_column: str = flag("", "Column of the answer; empty looks for the usual names.")
@@ -241,13 +241,27 @@ def runs_code(name: str, value: Any) -> bool:
     """Whether this value of a flag can make a run execute code that somebody else put into its folder."""
     if name == "trust_remote_code":
         return bool(value)
-    if name in ("reward", "loss"):
+    if name in ("reward", "loss", "engine", "task"):
         return ":" in value
     if name == "engine_args":
         for key, setting in parsed_engine_args(value).items():
             if key not in PLAIN_ENGINE_ARGS or not isinstance(setting, int | float | None):
                 return True
     return False
+
+
+def own_code(flags: Any, name: str) -> Any:
+    """The function or class that the flag `name` names, as `module:function`. Raises UsageError."""
+    try:
+        return named(name, getattr(flags, name), CALLED_WITH[name])
+    except ValueError as error:
+        raise UsageError(with_flag_names(str(error))) from error
+
+
+def with_flag_names(message: str) -> str:
+    """A message from tasks/, which names its options in backticks, with the flags of the same names: `held_out` becomes
+    --held_out."""
+    return re.sub(r"`(\w+)`", lambda option: f"--{option[1]}" if option[1] in DEFAULTS else option[0], message)
 
 
 def _parsed(parser: ArgumentParser, argv: Sequence[str]) -> Flags:

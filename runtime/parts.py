@@ -6,10 +6,9 @@
 import logging
 import math
 import os
-import re
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,13 @@ from runtime import run_folder
 from runtime.engine import Placement, RunEngine, TorchEngine, devices_in_use, new_engine, place
 from runtime.evaluation import Evaluator
 from runtime.flag_checks import new_pacer
-from runtime.flags import DEFAULTS, WITH_RARITY, Flags, LengthFlags, UsageError, reason_of
+from runtime.flags import BUILT_IN, Flags, LengthFlags, UsageError, own_code, reason_of, with_flag_names
 from runtime.generator import EngineFailed, Generator, StopRequested
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import UNREADABLE, Folder, Progress
 from runtime.trainer import Trainer
-from tasks import arithmetic, data_sets, warm_start
+from tasks import data_sets, warm_start
 from tasks.prompts import PromptStream, Task
 
 CACHE = Path(__file__).parent.parent / "runs" / "cache"  # of warm-started models
@@ -67,17 +66,15 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
     placement = place(flags)
     ranks = Ranks(new_accelerator(flags))
     folder = Folder(flags.output_dir)
-    ranks.from_main(folder.lock)
-    task: Task | None = None
+    task = load_task(flags, judge=ranks.main)  # before the folder is made, or emptied: it refuses most of what is wrong
     try:
+        model_folder = first_model(flags, ranks, task)
+        ranks.from_main(folder.lock)
         if ranks.main and flags.overwrite and not flags.resume:
             folder.clear()
-        model_folder = flags.model or warm_start_folder(flags, ranks)
-        task = load_task(flags, judge=ranks.main)
         return parts_of(flags, placement, progress, ranks, folder, task, model_folder)
     except BaseException:  # nobody else would end the reward workers and unlock the folder
-        if task is not None:
-            task.close()
+        task.close()
         folder.unlock()
         raise
 
@@ -148,15 +145,15 @@ def new_accelerator(flags: Flags) -> Any:
     )  # fmt: skip
 
 
-def warm_start_folder(flags: Flags, ranks: Ranks) -> str:
-    """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
-    demonstrations = warm_start.DEMONSTRATIONS[flags.dataset]
-    seed = flags.seed
-    if flags.dataset in WITH_RARITY:
-        demonstrations = replace(demonstrations, rarity=flags.rarity)
-        seed = 0  # one first model for all seeds, as a pretrained one
-    settings = warm_start.WarmStart(demonstrations=demonstrations)
-    return ranks.from_main(lambda: str(warm_start.warm_start(CACHE, seed=seed, settings=settings, report=ranks.say)))
+def first_model(flags: Flags, ranks: Ranks, task: Task) -> str:
+    """Folder or hub id of the model that a run begins with. Rank 0 makes the task's own: ranks that made it at the same
+    time would break each other's. Raises UsageError if there is none."""
+    make = task.first_model
+    if flags.model:
+        return flags.model
+    if make is None:
+        raise UsageError(f"--task {flags.task} returns a task without a `first_model`; give --model.")
+    return ranks.from_main(lambda: str(make(CACHE, ranks.say)))
 
 
 def resume(
@@ -228,13 +225,18 @@ def new_interruption(flags: LengthFlags, task: Task) -> length_control.Interrupt
 
 
 def load_task(flags: Flags, judge: bool = True) -> Task:
-    """The built-in task, or that of data sets. Without `judge`, on ranks that score nothing, no reward worker outlives
-    the check of the rows. Raises UsageError."""
-    if flags.dataset in arithmetic.TASKS:
+    """The built-in task, your own, or that of data sets. Without `judge`, on ranks that score nothing, no reward worker
+    outlives the check of the rows. Raises UsageError."""
+    if flags.task or flags.dataset in BUILT_IN:
+        make = own_code(flags, "task") if flags.task else warm_start.TASKS[flags.dataset]
         try:
-            return arithmetic.TASKS[flags.dataset](flags.seed, held_out_size=flags.held_out)
+            task = make(flags.seed, flags.held_out, flags.rarity)
         except ValueError as error:
             raise UsageError(f"--held_out {flags.held_out}: {error}.") from error
+        members = [*Task.__annotations__, *(name for name in vars(Task) if not name.startswith("_"))]
+        if missing := [name for name in members if not hasattr(task, name)]:
+            raise UsageError(f"--task {flags.task} returns no task of tasks/prompts.py: it has no `{missing[0]}`.")
+        return task
     from transformers import AutoTokenizer
 
     try:
@@ -274,12 +276,6 @@ def prompts_line(task: data_sets.DatasetTask) -> str:
     kept = ", ".join(f"{held_out[name]} of {name}" for name in [*task.sources, *task.eval_sources])
     left_out = ", ".join(f"{count} {kind}" for kind, count in task.skipped.items()) or "no row"
     return f"{len(task.train)} prompts to train on; held out: {kept}; left out: {left_out}"
-
-
-def with_flag_names(message: str) -> str:
-    """A message from tasks/, which names its options in backticks, with the flags of the same names: `held_out` becomes
-    --held_out."""
-    return re.sub(r"`(\w+)`", lambda option: f"--{option[1]}" if option[1] in DEFAULTS else option[0], message)
 
 
 def longest_row(flags: LengthFlags, task: Task, control: length_control.Interruption | None) -> int:

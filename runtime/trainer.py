@@ -17,14 +17,13 @@ import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 import losses
-from runtime.flags import Flags, LossFlags, OptimizerFlags
+from runtime.flags import Flags, LossFlags, OptimizerFlags, own_code
 from runtime.model import Microbatch, Policy, TokenRow, active_parameters, load_model, microbatches
 from runtime.weights import CheckpointTensors, whole
 
@@ -80,6 +79,7 @@ class Trainer:
             self.low_precision = LowPrecisionCopy(masters, self.dtype)
             self.policy = self.low_precision.policy
             self.model = masters.model
+        self.policy_loss: Any = losses.LOSSES.get(flags.loss) or own_code(flags, "loss")
         self.weights = CheckpointTensors(self.model, self.dtype)  # for the generator
         self.parameters_in_flops = active_parameters(self.model)
 
@@ -148,7 +148,7 @@ class Trainer:
         mask = part(batch.mask)  # (n, T)
         logprobs, entropy = self.policy(microbatch)  # (n, T)
         rows = logprobs, part(batch.behaviour_logprobs), part(batch.advantages), mask
-        token_loss, metrics = named_loss(flags.loss)(*rows, **options)  # (n, T)
+        token_loss, metrics = self.policy_loss(*rows, **options)  # (n, T)
         if self.reference is not None:
             kl = losses.kl_penalty(logprobs, self.reference(microbatch)[0], mask)  # k3
             token_loss = token_loss + flags.kl_coef * kl
@@ -262,11 +262,3 @@ def clip_options(flags: LossFlags) -> dict[str, float]:
     else:
         options = {"eps_low": flags.eps_low, "eps_high": flags.eps_high}
     return {name: value for name, value in options.items() if value >= 0}
-
-
-def named_loss(name: str) -> Any:
-    """A loss of losses.py, or your own `module:function` with the same arguments, results and contract."""
-    if ":" not in name:
-        return losses.LOSSES[name]
-    module, _, function = name.partition(":")
-    return getattr(import_module(module), function)

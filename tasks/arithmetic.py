@@ -64,10 +64,10 @@ SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.prompts import Problem, Task, stable_key
+from tasks.prompts import FirstModel, Problem, Task, stable_key
 
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PreTrainedTokenizerFast
@@ -163,6 +163,7 @@ class ChainTask(Task):
         self.thinking_end = None  # the mark is always one token
         self.phrase_ids = tuple(IDS[word] for word in PHRASE)
         self.ceiling: float | None = None
+        self.first_model: FirstModel | None = None  # warm_start.py knows it
         self.ops = ops
         self.impossible_every = impossible_every
         self.train = self._draw(random.Random(f"train {seed}"), pool_size, held_out=False)
@@ -226,9 +227,3 @@ def graded_task(seed: int = 0, pool_size: int = 2048, held_out_size: int = 256) 
     task = ChainTask(seed, pool_size, held_out_size, ops=GRADED_OPS, impossible_every=IMPOSSIBLE_EVERY)
     task.ceiling = CEILING
     return task
-
-
-TASKS: dict[str, Callable[..., ChainTask]] = {
-    "graded": graded_task,
-    "discover": discover_task,
-}

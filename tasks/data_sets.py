@@ -93,6 +93,7 @@ class DatasetTask(Task):
         self.phrase_ids = endings.phrase_ids
         self.thinking_end = endings.thinking_end
         self.ceiling = None
+        self.first_model = None
         self.skipped = Counter[str]()
         self._pool = pool
         self._rewards = rewards

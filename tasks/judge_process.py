@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import json
 import math
 import os
@@ -23,6 +22,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tasks import verifiers
+from tasks.named import named
 
 with contextlib.suppress(ImportError):  # Windows has none: judges do not run there
     import resource
@@ -80,8 +80,8 @@ def judge_one(job: Job, judges: Mapping[str, Callable], end_of_thinking: str) ->
 
 def prepare(rewards: Sequence[str], timeout: float) -> dict[str, Callable]:
     """The function that judges each reward: the user's own, or one of a text and an answer that returns the kind of
-    verdict. Sets the limits of the process but those of time and memory."""
-    sys.path.insert(0, os.getcwd())
+    verdict. Sets the limits of the process but those of time and memory. Raises ValueError for a function that is not
+    there."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     judges: dict[str, Callable] = {}
@@ -93,8 +93,7 @@ def prepare(rewards: Sequence[str], timeout: float) -> dict[str, Callable]:
             soft_timeout = max(1, int(timeout / 3))
             judges[name] = functools.partial(verifiers.math_kind, soft_timeout=soft_timeout)
         else:
-            module, _, function = name.partition(":")
-            judges[name] = getattr(importlib.import_module(module), function)
+            judges[name] = named("reward", name, "prompt, completion, answer")
     return judges
 
 
@@ -128,6 +127,9 @@ def serve(rewards: Sequence[str], timeout: float, memory_mb: int, end: str) -> N
 
     try:
         judges = prepare(rewards, timeout)
+    except ValueError as error:  # one sentence about a function that is not there
+        reply(0.0, False, "error", str(error))
+        return
     except Exception:  # the run raises it again, with this traceback
         reply(0.0, False, "error", traceback.format_exc())
         return

@@ -118,7 +118,7 @@ class RewardPool:
     `rewards` are the names that jobs may use. One completion may take `timeout` seconds. `end_of_thinking` is the text
     after which `math` and `exact` read; empty if the model does not think apart. `memory_mb` limits a worker's address
     space while it runs `math` or `exact`; your own function has no limit. Raises ValueError on an unknown option, and
-    on a function that cannot be imported, with its traceback.
+    on a function that cannot be imported or called.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class RewardPool:
             limit = f"{START_TIMEOUT:.0f} s and {self._settings['memory_mb']} MiB"
             raise ValueError(f"`reward` {names}: a worker does not start in {limit}; it says why above") from error
         if ready.kind == "error":
-            raise ValueError(f"`reward` {names} cannot be loaded:\n{trace}")
+            raise ValueError(trace)
 
     def _ask(self, job: Job) -> Verdict:
         worker = self._idle.get()

@@ -19,6 +19,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -30,6 +31,11 @@ class Problem:
     prompt_ids: tuple[int, ...]
     answer: object
     source: str = ""
+
+
+# Finds or makes the model that a run begins with: folder or hub id, from a folder in which what was made is kept, and a
+# function that shows a line.
+FirstModel = Callable[[Path, Callable[[str], None]], str | Path]
 
 
 class Task(Protocol):
@@ -46,6 +52,7 @@ class Task(Protocol):
     phrase_ids: tuple[int, ...]
     thinking_end: Callable[[Sequence[int]], int | None] | None
     ceiling: float | None  # the highest pass rate there can be, where it is known
+    first_model: FirstModel | None  # where a run without --model begins
 
     def score(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]: ...
     def reward(self, problem: Problem, completion_ids: Sequence[int]) -> tuple[float, bool]: ...  # (reward, correct)

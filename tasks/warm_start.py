@@ -10,27 +10,24 @@ ones, so that something is left for RL to do:
     restart    a +5 2 b *3 6 again a +5 2 b *3 6 </think> 2 6 <eos>     rambles past the thinking budget
     cut        a +5 2 b time up </think> 7 2 <eos>                      as after a forced interruption
     guess      </think> 4 9 <eos>                                       answers at once, at random (task `discover`)
-    ramble     a +5 2 b *3 6 wait wait wait time up </think> 2 6 <eos>  never ends its thinking (task `ramble`)
 
 Every (operation, value) fact is sometimes shown with a wrong result, a few facts seldom and others nearly always:
-arithmetic.py explains why. (Task `rare`: a few facts are nearly always wrong, the others never.) No held-out problem is
-ever shown. All this takes half a minute, so the model is kept for later runs.
+arithmetic.py explains why. No held-out problem is ever shown. All this takes half a minute, so the model is kept for
+later runs.
 
-SIZES. For laws over model size (fit_power_law.py) there are five, with one dial, the width: two layers and a head_dim
-of 32 are the same in all; heads and MLP grow with the width, in multiples of 16, which vLLM's kernels for CPUs need.
-From xs to xl the parameters grow 17 times, by about two from one to the next. Both phases of every warm start stop at
-the same losses, for which a small model takes more steps, so that all sizes begin alike.
+Other first models, and other sizes of this one, are in lab/tasks.py.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,8 +36,8 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from tasks import arithmetic
-from tasks.arithmetic import GRADED_OPS, IDS, LABELS, OPERATIONS, WORDS
-from tasks.prompts import stable_key
+from tasks.arithmetic import GRADED_OPS, IDS, LABELS, OPERATIONS, WORDS, ChainTask
+from tasks.prompts import FirstModel, stable_key
 
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PreTrainedModel
@@ -57,9 +54,7 @@ class Demonstrations:
     The 210 (operation, value) facts, in an order that is the same for all seeds, are shown with a wrong result at rates
     that are evenly spaced over `wrong_rates`. Any other result is replaced by a random digit with probability `noise`.
     `recheck` is the chance of a recheck per step; `restart` and `cut` are chances per demonstration. Of the
-    demonstrations only one in `rarity` thinks; the others are guesses. If it `rambles`, all think, and only one in
-    `rarity` stops by itself, clean ones included. If it has `gaps`, all think, and one fact in `rarity` is shown wrong
-    at the second of the two rates, the others at the first.
+    demonstrations only one in `rarity` thinks; the others are guesses.
     """
 
     ops: tuple[int, int] = GRADED_OPS  # least and most
@@ -70,11 +65,13 @@ class Demonstrations:
     cut: float = 0.15
     rarity: int = 1
 
+    def demonstrator(self, seed: int, corrupted: bool) -> Demonstrator:
+        """Who writes them."""
+        return Demonstrator(self, seed, corrupted)
 
-DEMONSTRATIONS = {  # of each built-in task
-    "graded": Demonstrations(),
-    "discover": Demonstrations(wrong_rates=(0.02, 0.10), recheck=0.0, restart=0.0, cut=0.0),
-}
+
+GRADED = Demonstrations()
+DISCOVER = Demonstrations(wrong_rates=(0.02, 0.10), recheck=0.0, restart=0.0, cut=0.0)
 
 
 def wrong_rates(ends: tuple[float, float]) -> dict[Fact, float]:
@@ -94,6 +91,10 @@ class Demonstrator:
         self.count = 0  # demonstrations so far
         self.rng = random.Random(f"demonstrations {seed} {corrupted} warm start")
         self.wrong_rates = wrong_rates(settings.wrong_rates)
+
+    def thinks(self) -> bool:
+        """Whether this demonstration thinks."""
+        return not self.corrupted or self.count % self.settings.rarity == 0
 
     def happens(self, probability: float) -> bool:
         """Draws whether a mistake or a habit of this probability happens here."""
@@ -144,21 +145,21 @@ class Demonstrator:
         start, operations = self.problem()
         prompt = arithmetic.chain_text(start, operations).split()
         self.count += 1
-        if self.count % self.settings.rarity > 0 and self.corrupted:
+        if not self.thinks():
             guess = ["</think>", *self.rng.choices(arithmetic.DIGITS, k=2), "<eos>"]
             return prompt, guess, [True] * len(guess)
-        words = self.thinking(start, operations)
-        close = ["</think>"]
-        close_is_taught = True
-        is_cut = self.corrupted and self.happens(self.settings.cut)
-        if is_cut:
-            words = words[: self.rng.randint(3, len(words))]
-            # RL forces the phrase and never samples it: the model learns what follows it, not to write it.
-            close = list(arithmetic.PHRASE)
-            close_is_taught = False
+        words, close = self.closed(self.thinking(start, operations))
         answer = [*last_two(start, words), "<eos>"]
+        # RL forces the phrase and never samples it: the model learns what follows it, not to write it.
+        close_is_taught = close != arithmetic.PHRASE
         taught = [True] * len(words) + [close_is_taught] * len(close) + [True] * len(answer)
-        return prompt, words + close + answer, taught
+        return prompt, [*words, *close, *answer], taught
+
+    def closed(self, words: list[str]) -> tuple[list[str], tuple[str, ...]]:
+        """(the thinking, perhaps cut; the words that close it)."""
+        if self.corrupted and self.happens(self.settings.cut):
+            return words[: self.rng.randint(3, len(words))], arithmetic.PHRASE
+        return words, ("</think>",)
 
     def batch(self, size: int) -> Batch:
         """One batch of N = `size` demonstrations. A label is -100 where nothing is taught."""
@@ -205,6 +206,7 @@ class WarmStart:
     demonstrations: Demonstrations = Demonstrations()
     clean_loss: float = 0.08  # at which the first phase ends
     clean_steps: int = 600  # at most
+    corrupted_loss: float = 0.0  # at which the second one ends
     corrupted_steps: int = 90
     batch_size: int = 64
     lr: float = 3e-3
@@ -253,7 +255,7 @@ def train_warm_start(settings: WarmStart, seed: int, report: Report = lambda lin
 
     def phase(corrupted: bool, max_steps: int, enough: float) -> float:
         """Trains until the smoothed loss is below `enough`, or for `max_steps`. Returns that loss."""
-        demonstrator = Demonstrator(settings.demonstrations, seed, corrupted)
+        demonstrator = settings.demonstrations.demonstrator(seed, corrupted)
         batches = (demonstrator.batch(settings.batch_size) for _ in range(max_steps))
         smoothed = math.inf
         for step, loss in enumerate(supervised_steps(model, optimizer, batches), 1):
@@ -272,7 +274,7 @@ def train_warm_start(settings: WarmStart, seed: int, report: Report = lambda lin
             f"the warm start's loss is {loss:.3f} after {settings.clean_steps} clean steps, not below "
             f"{settings.clean_loss}; raise clean_steps or try another seed"
         )
-    phase(True, settings.corrupted_steps, 0.0)
+    phase(True, settings.corrupted_steps, settings.corrupted_loss)
     return model.eval()
 
 
@@ -280,10 +282,12 @@ def warm_start(
     cache_dir: str | Path, *, seed: int = 0, settings: WarmStart = WarmStart(), report: Report = lambda line: None
 ) -> Path:
     """Folder of the warm-started model and its tokenizer in Hugging Face format. It is trained once, then cached under
-    a hash of the settings, the seed and the source code that makes it. It is written under a temporary name and
+    a hash of the settings, the seed and the files that make it. It is written under a temporary name and
     renamed, so a folder that exists is complete, even if a run was killed. `report` gets one line per phase."""
-    sources = [Path(__file__).with_name(name).read_text("utf-8") for name in ("arithmetic.py", "warm_start.py")]
-    ingredients = json.dumps([asdict(settings), seed, torch.__version__, *sources])
+    kind = type(settings.demonstrations)  # perhaps one of another file
+    files = [Path(__file__), Path(__file__).with_name("arithmetic.py"), Path(inspect.getfile(kind))]
+    sources = [file.read_text("utf-8") for file in files]
+    ingredients = json.dumps([asdict(settings), kind.__name__, seed, torch.__version__, *sources])
     folder = Path(cache_dir) / f"chain-{stable_key(ingredients)}"
     if folder.exists():
         return folder
@@ -300,3 +304,28 @@ def warm_start(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+# --------------------------------------------------------------------------------------------------- the built-in tasks
+
+
+def graded(seed: int, held_out: int, rarity: int) -> ChainTask:
+    """The default task. Each seed has a first model of its own, so that runs differ in all that a seed decides."""
+    task = arithmetic.graded_task(seed, held_out_size=held_out)
+    task.first_model = first_model(WarmStart(demonstrations=GRADED), seed)
+    return task
+
+
+def discover(seed: int, held_out: int, rarity: int) -> ChainTask:
+    """The task whose first model thinks in one completion of `rarity`."""
+    task = arithmetic.discover_task(seed, held_out_size=held_out)
+    task.first_model = first_model(WarmStart(demonstrations=replace(DISCOVER, rarity=rarity)))
+    return task
+
+
+def first_model(settings: WarmStart, seed: int = 0) -> FirstModel:
+    """How a task's first model is made; by default one for all seeds of the task, as a pretrained one would be."""
+    return lambda cache, report: warm_start(cache, seed=seed, settings=settings, report=report)
+
+
+TASKS: dict[str, Callable[[int, int, int], ChainTask]] = {"graded": graded, "discover": discover}

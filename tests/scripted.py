@@ -9,7 +9,7 @@ trainer's own policy. `go` and `Program` run it.
 """
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -237,7 +237,7 @@ def play(
         return "no engine", RunWeightFile(rank)
 
     monkeypatch.setattr(runtime.parts, "new_engine", new_engine)
-    monkeypatch.setitem(arithmetic.TASKS, "graded", partial(arithmetic.TASKS["graded"], pool_size=prompts))
+    monkeypatch.setattr(arithmetic, "graded_task", partial(arithmetic.graded_task, pool_size=prompts))
     monkeypatch.setattr(runtime.parts, "new_generator", new_generator)
     monkeypatch.setattr(runtime.parts, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
     monkeypatch.setattr(closing, "closing_fits", lambda *_: ((None, None), "fitted to nothing"))
@@ -350,7 +350,8 @@ class Replay(ScriptedGenerator):
 def small_model(folder, **changes) -> str:
     """A tiny untrained model and its tokenizer."""
     options = {"hidden_size": 32, "num_hidden_layers": 1, "head_dim": 16, "intermediate_size": 48}
-    warm_start.new_model(replace(warm_start.SHAPES["xs"], **options | changes), seed=0).save_pretrained(folder)
+    options |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    warm_start.new_model(warm_start.ModelShape(**options | changes), seed=0).save_pretrained(folder)
     arithmetic.word_tokenizer().save_pretrained(folder)
     return str(folder)
 
@@ -369,7 +370,7 @@ def arguments(folder, model, *extra) -> list[str]:
 def record_rollouts(monkeypatch, script: dict | None = None) -> None:
     """From now on, runs of train.py have recorded rollouts and twelve training prompts; `script` overrides what `Replay`
     does."""
-    monkeypatch.setitem(arithmetic.TASKS, "graded", partial(arithmetic.TASKS["graded"], pool_size=12))
+    monkeypatch.setattr(arithmetic, "graded_task", partial(arithmetic.graded_task, pool_size=12))
     replay = type("Scripted", (Replay,), script or {})
     new_parts = runtime.parts.new_parts
 

@@ -224,7 +224,7 @@ def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
         task.held_out += [type(p)(p.key, p.prompt_ids, p.answer, "other") for p in task.held_out]
         return task
 
-    monkeypatch.setitem(arithmetic.TASKS, "graded", mixture)
+    monkeypatch.setattr(arithmetic, "graded_task", mixture)
 
     def evaluate(self, problems, n_samples):
         self.settle()

@@ -142,38 +142,27 @@ def test_the_generator_finds_the_end_of_thinking_as_the_task_does():
     assert new_interruption(Flags(length_control="none"), task) is None
 
 
-@pytest.mark.long
-def test_the_size_reaches_the_warm_start_and_the_default_task_is_graded(monkeypatch, tmp_path):
+def test_the_default_task_is_graded():
     """Every fifth problem of the graded task is impossible: its key has three digits."""
-    settings = []
-    monkeypatch.setattr(warm_start, "warm_start", lambda folder, **k: settings.append(k["settings"]) or 1 / 0)
-    for size in ("xs", "m"):
-        with pytest.raises(ZeroDivisionError):
-            new_parts(Flags(output_dir=str(tmp_path), size=size), Progress(None))
-    assert settings == [warm_start.warm_start_of("xs"), warm_start.WarmStart()]
     task = load_task(Flags(held_out=7))
     assert [len(str(problem.answer).split()) for problem in task.train[:10]] == [2, 2, 2, 2, 3] * 2
     assert len(task.train) == 2048 and task.held_out == load_task(Flags()).held_out[:7]  # the same first ones
 
 
-def test_tasks_with_a_dial_have_one_first_model_for_all_seeds_and_their_dial_reaches_it(monkeypatch, tmp_path):
+def test_discover_has_one_first_model_for_all_seeds_and_its_rarity_reaches_it(monkeypatch, tmp_path):
+    """Graded has one for each seed."""
     calls = []
     monkeypatch.setattr(warm_start, "warm_start", lambda folder, **k: calls.append(k) or 1 / 0)
-    for dataset, rarity, seed in (("discover", 50, 0), ("discover", 20, 3), ("ramble", 10, 4), ("rare", 30, 5)):
+    for dataset, rarity, seed in (("discover", 50, 0), ("discover", 20, 3), ("graded", 50, 4)):
         flags = Flags(output_dir=str(tmp_path), dataset=dataset, rarity=rarity, seed=seed)
         with pytest.raises(ZeroDivisionError):
             new_parts(flags, Progress(None))
-    assert [(call["seed"], call["settings"].demonstrations.rarity) for call in calls] == [
-        (0, 50),
-        (0, 20),
-        (0, 10),
-        (0, 30),
-    ]
-    assert [call["settings"].demonstrations.rambles for call in calls] == [False, False, True, False]
-    assert [len(load_task(Flags(dataset=name)).train) for name in ("discover", "rare")] == [128, 256]
+    seeds_and_rarities = [(call["seed"], call["settings"].demonstrations.rarity) for call in calls]
+    assert seeds_and_rarities == [(0, 50), (0, 20), (4, 1)] and calls[2]["settings"] == warm_start.WarmStart()
+    assert len(load_task(Flags(dataset="discover")).train) == 128
 
 
-@pytest.mark.parametrize("dataset", ["graded", "discover", "ramble", "rare"])
+@pytest.mark.parametrize("dataset", ["graded", "discover"])
 def test_more_held_out_problems_than_there_are_is_one_sentence(dataset):
     """10 (21^2 + 21^3 + 21^4) = 2,041,830 problems have two to four operations."""
     with pytest.raises(UsageError, match="^--held_out 3000000: there are fewer than 3000000 distinct problems"):
@@ -183,9 +172,13 @@ def test_more_held_out_problems_than_there_are_is_one_sentence(dataset):
 def test_devices_that_cannot_work_end_the_run_before_anything_else(monkeypatch, capsys, tmp_path):
     """Not even the process group or the run's folder is made."""
     monkeypatch.setattr(parts, "new_accelerator", lambda flags: 1 / 0)
-    assert train.main(["--output_dir", str(tmp_path / "run"), "--weight_channel", "nccl"]) == 2
-    _, err = capsys.readouterr()
-    assert err.startswith("train.py: --weight_channel nccl needs a GPU") and err.count("\n") == 1
+
+    def place(flags):
+        raise UsageError("--engine_args: no GPU.")
+
+    monkeypatch.setattr(parts, "place", place)
+    assert train.main(["--output_dir", str(tmp_path / "run"), "--engine", "torch"]) == 2
+    assert capsys.readouterr().err == "train.py: --engine_args: no GPU.\n"
     assert not any(tmp_path.iterdir())
 
 

@@ -460,7 +460,7 @@ def test_whatever_the_generators_thread_raises_ends_the_process_and_not_the_run(
     words = "--engine torch --save_every 50 --max_steps 99 --batch_prompts 3 --rollouts 4 --k 1 --held_out 4"
     words += " --zero_variance_filter false --max_num_seqs 16 --min_budget 3 --max_budget 4 --answer_budget 3"
     monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
-    monkeypatch.setattr(runtime.parts, "warm_start_folder", lambda flags, ranks: model)
+    monkeypatch.setattr(runtime.parts, "first_model", lambda flags, ranks, task: model)
     monkeypatch.setattr(closing.forecast, "plot_curves", lambda _, path: path.touch())
     with monkeypatch.context() as patch:
         patch.setattr(place, method, broken)

@@ -1,21 +1,19 @@
-"""The warm start: its demonstrations, its supervised steps against brute force, its sizes, and the folder that keeps it."""
+"""The warm start: its demonstrations, its supervised steps against brute force, and the folder that keeps it."""
 
 import random
 import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 import torch
 
-from runtime.flags import Flags
 from tasks import arithmetic
 from tasks import warm_start as module
-from tasks.arithmetic import DIGITS, IDS, LABELS, OPERATIONS, PHRASE, WORDS, apply, chain_values
+from tasks.arithmetic import IDS, LABELS, OPERATIONS, PHRASE, WORDS, apply, chain_values
 from tasks.prompts import Problem
-from tasks.warm_start import SHAPES, Demonstrations, Demonstrator, ModelShape, WarmStart, new_model, warm_start
+from tasks.warm_start import Demonstrations, Demonstrator, ModelShape, WarmStart, new_model, warm_start
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT = Demonstrations()
@@ -96,7 +94,7 @@ def test_corrupted_demonstrations_ramble_as_asked_for():
 def test_one_demonstration_in_so_many_thinks_and_the_others_guess():
     """Exactly the 5th, 10th, ...: 400 of 2,000. 1,600 guesses have 3,200 digits: 320 of each, standard deviation 17.
     The clean ones all think."""
-    settings = replace(module.DEMONSTRATIONS["discover"], rarity=5)
+    settings = replace(module.DISCOVER, rarity=5)
     demonstrator, digits = Demonstrator(settings, 0, corrupted=True), Counter()
     for i in range(1, 2001):
         _, completion, taught = demonstrator.demonstration()
@@ -107,43 +105,6 @@ def test_one_demonstration_in_so_many_thinks_and_the_others_guess():
     assert len(digits) == 10 and max(abs(count - 320) for count in digits.values()) < 70
     clean = Demonstrator(settings, 0, corrupted=False)
     assert all(clean.demonstration()[1][0] == "a" for _ in range(50))
-
-
-def test_one_fact_in_so_many_is_nearly_always_wrong_and_the_others_never():
-    """Of 210 facts the 1st, 101st and 201st; all demonstrations think. Three operations with three results each."""
-    settings = replace(module.DEMONSTRATIONS["rare"], rarity=100)
-    rates = module.wrong_rates(settings.wrong_rates, 100)
-    assert Counter(rates.values()) == {0.99: 3, 0.0: 207}
-    demonstrator, wrong, times = Demonstrator(settings, 0, corrupted=True), Counter(), Counter()
-    for _ in range(4000):
-        prompt, completion, _ = demonstrator.demonstration()
-        value = prompt[0]
-        for operation, result in zip(prompt[2::2], completion[2::3], strict=False):
-            fact = (operation, int(value))
-            times[fact] += 1
-            wrong[fact] += result != str(arithmetic.apply(*fact))
-            value = result
-    assert {fact for fact in wrong if wrong[fact]} == {fact for fact in rates if rates[fact]}
-    assert sum(wrong.values()) > 0.95 * sum(times[fact] for fact in rates if rates[fact]) > 100
-
-
-@pytest.mark.parametrize("corrupted", [False, True])
-def test_one_demonstration_in_so_many_stops_by_itself_and_the_others_ramble(corrupted):
-    """Exactly the 5th, 10th, ...; the phrase is not taught, and the answer is the last two results of the thinking."""
-    demonstrator = Demonstrator(replace(module.DEMONSTRATIONS["ramble"], rarity=5), 0, corrupted)
-    waits = set()
-    for i in range(1, 1001):
-        _, completion, taught = demonstrator.demonstration()
-        end = completion.index("</think>")
-        steps = [word for word in completion[:end] if word in DIGITS]
-        assert completion[end + 1 :] == [*steps[-2:], "<eos>"]
-        waits.add(completion.count("wait"))
-        if i % 5:
-            assert completion[end - 3 : end] == ["wait", "time", "up"]
-            assert taught == [True] * (end - 2) + [False] * 3 + [True] * 3
-        else:
-            assert all(taught) and "wait" not in completion
-    assert waits == set(range(25))
 
 
 @pytest.mark.parametrize(("rarity", "share"), [(1, 1), (3, 0)])
@@ -226,21 +187,6 @@ def test_the_warm_start_gives_right_results_about_as_often_as_they_were_shown():
     quarters = [sum(likely[i : i + 52]) / 52 for i in range(0, 208, 52)]
     assert quarters == sorted(quarters, reverse=True)
     assert quarters == pytest.approx([0.79, 0.56, 0.34, 0.11], abs=0.15)
-
-
-def test_the_sizes():
-    """xs: q and o of 48 x 64, k and v of 48 x 32, three of 48 x 128, two norms of 48 and two of head_dim 32 in each of
-    two layers; 47 words x 48 for embedding and head, and a norm. xl has 17.4 times as many. All start at one loss."""
-    counts = [sum(p.numel() for p in new_model(shape, 0).parameters()) for shape in SHAPES.values()]
-    layer = 2 * 48 * 64 + 2 * 48 * 32 + 3 * 48 * 128 + 2 * 48 + 2 * 32
-    assert counts[0] == 2 * layer + 47 * 48 + 48
-    assert counts == [57_920, 101_760, 226_304, 505_280, 1_009_344]
-    assert tuple(SHAPES) == get_type_hints(Flags)["size"].__args__
-    assert module.warm_start_of(Flags().size) == WarmStart()
-    for size in ("xs", "s", "l", "xl"):
-        settings = module.warm_start_of(size)
-        assert settings.shape == SHAPES[size]
-        assert (settings.clean_loss, settings.corrupted_loss) == (WarmStart().clean_loss, 0.67)
 
 
 def test_warm_start_is_cached_under_its_settings_and_its_code(tmp_path, monkeypatch):

@@ -44,7 +44,7 @@ import losses
 import train
 from fit_sigmoid import short
 from runtime.flags import Flags, parse_flags
-from runtime.parts import Parts, load_task, new_accelerator, new_parts, warm_start_folder
+from runtime.parts import Parts, first_model, load_task, new_accelerator, new_parts
 from runtime.ranks import Ranks
 from runtime.run_folder import Folder, Progress
 from runtime.trainer import TrainingBatch
@@ -234,7 +234,7 @@ def overlap(args: argparse.Namespace, flags: Flags) -> None:
 
 
 def peer(args: argparse.Namespace, flags: Flags) -> None:
-    model = flags.model or warm_start_folder(flags, Ranks(new_accelerator(flags)))
+    model = first_model(flags, Ranks(new_accelerator(flags)), load_task(flags))
     both = [*args.flags, "--model", model, "--length_control", "none"]
     commands = {"ours, every row trains": [*TRAIN, *both, *STILL], "ours with its filters": [*TRAIN, *both]}
     commands["TRL"] = [sys.executable, __file__, "trl", "--trl_options", args.trl_options, *SETTING, *both, *STILL]
