@@ -39,10 +39,11 @@ from typing import Any
 import psutil
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "lab" / "law")]
 import losses
 import train
-from fit_sigmoid import short
+from curves import short
 from runtime.flags import Flags, parse_flags
 from runtime.parts import Parts, first_model, load_task, new_accelerator, new_parts
 from runtime.ranks import Ranks
