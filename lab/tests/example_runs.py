@@ -1,8 +1,8 @@
 """Runs made by hand, as lab/evidence/runs.py reads them."""
 
-import curves
 import numpy as np
 from curves import sigmoid
+from runs import NUMBERS, Run
 
 
 def example(variant="base", seed=0, rates=None, A=0.8, n=16, every=50.0, comparison="one", flags="", **columns):
@@ -11,7 +11,7 @@ def example(variant="base", seed=0, rates=None, A=0.8, n=16, every=50.0, compari
     C = every * np.arange(n + 1 if rates is None else len(rates))
     if rates is None:
         rates = sigmoid(C, 0.1, A, 2.0, 300.0)
-    points = dict.fromkeys(curves.NUMBERS, np.full(C.size, np.nan))
+    points = dict.fromkeys(NUMBERS, np.full(C.size, np.nan))
     points |= {
         "step": 8.0 * np.arange(C.size),
         "tokens": C,
@@ -21,4 +21,4 @@ def example(variant="base", seed=0, rates=None, A=0.8, n=16, every=50.0, compari
     }
     points |= columns
     name = f"{comparison}/{variant}/seed-{seed}"
-    return curves.Run(name, comparison, variant, seed, flags, "finished", points)
+    return Run(name, comparison, variant, seed, flags, "finished", points)

@@ -22,6 +22,15 @@ def test_the_page_has_25_bugs():
     assert exercises.PAGE.read_text().count("```diff") == 25
 
 
+def test_every_test_that_the_page_names_stands_somewhere():
+    """Wherever below tests/ it has moved to; one that is gone is named in a sentence."""
+    for exercise in PAGE.values():
+        path, name = exercise.test_id.split("::")
+        assert f"def {name}(" in (exercises.ROOT / path).read_text()
+    with pytest.raises(LookupError, match="test_of_nothing, which docs/find_the_bug.md names, stands in no file"):
+        _ = PAGE["1"]._replace(test="test_of_nothing").test_id
+
+
 @pytest.mark.slow  # two processes for each bug
 @pytest.mark.parametrize("number", PAGE)
 def test_the_test_fails_with_the_bug_and_passes_with_the_mend(number, capsys):
@@ -30,7 +39,7 @@ def test_the_test_fails_with_the_bug_and_passes_with_the_mend(number, capsys):
     original = exercise.file.read_text()
     assert exercises.main([number, "--check"]) == 1
     output = capsys.readouterr().out
-    assert f"FAILED tests/test_{exercise.file.stem}.py::{exercise.test}" in output and "Not yet." in output
+    assert f"FAILED {exercise.test_id}" in output and "Not yet." in output
     assert exercise.right not in exercise.copy.read_text() and exercise.wrong in exercise.copy.read_text()
     assert exercise.file.read_text() == original
     exercise.copy.write_text(original)
