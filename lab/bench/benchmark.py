@@ -41,9 +41,10 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab" / "law")]
+from curves import short
+
 import losses
 import train
-from curves import short
 from runtime.flags import Flags, parse_flags
 from runtime.parts import Parts, first_model, load_task, new_accelerator, new_parts
 from runtime.ranks import Ranks
@@ -51,7 +52,6 @@ from runtime.run_folder import Folder, Progress
 from runtime.trainer import TrainingBatch
 from vllm_engine import VLLMEngine
 
-ROOT = Path(__file__).resolve().parents[2]
 SETTING = "--batch_prompts 32 --max_steps 80000 --eval_every 1000000 --save_every 0".split()
 TRAIN = [sys.executable, "train.py", *SETTING]
 STILL = "--lr 1e-30 --pass_rate_threshold 2 --zero_variance_filter false".split()

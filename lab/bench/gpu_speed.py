@@ -1,6 +1,6 @@
 """What the trainer's two expensive parts cost on this device; docs/gpu.md has the answers.
 
-    python lab/bench/gpu_speed.py head       # milliseconds and memory of the head: 8,192 positions, a vocabulary of 151,936
+    python lab/bench/gpu_speed.py head       # time and memory of the head: 8,192 positions, a vocabulary of 151,936
     python lab/bench/gpu_speed.py trainer    # a whole optimizer step in the shapes of Qwen3-0.6B and Qwen3-1.7B
 
 Each is run on random numbers. On a CPU the sizes are small, to try the code.

@@ -1,12 +1,14 @@
 """What `lab/evidence/ablate.py` compares: tables of `train.py` flags. Add a row, and the next call runs what is new.
 
 A variant is a name and the flags that differ from the comparison's setting. The first variant is the baseline. The
-published runs of these tables were made at the tag v0.13-evidence. lab/results/comparisons.md shows their flags: they
-also had --max_ready, which kept the lag of the default schedule at 1 to 2.
+published runs of these tables were made at the tag v0.13-evidence, and curves.csv.gz has the flags of that day: they
+also had --max_ready, which kept the lag of the default schedule at 1 to 2, and `--mask X`, `--loss dispo`, `--dataset
+rare` and `--dataset ramble` for what is `--loss lab.masks:X`, `--loss lab.masks:dispo` and `--task lab.tasks:...` here.
 """
 
-import math
 from dataclasses import dataclass, field
+
+from claims import Claim, equal, higher, less_steep, lower
 
 # The graded task, whose ceiling of .80 is known by construction, run to about eleven C_mid (.17M tokens each), with 30
 # evaluations of 512 problems twice each. It was chosen on seeds 101 to 106, which are never used for results.
@@ -24,47 +26,6 @@ DISCOVER = (
     "--dataset discover --engine torch --batch_prompts 8 --max_num_seqs 128 --lr 3.5e-4 --max_steps 800 "
     "--max_sampled_tokens 50000 --eval_every 8 --save_every 0"
 )
-
-MARGIN = 0.02  # in A, which the paper calls the noise between equal runs (arXiv 2510.13786, section 3)
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What the paper says of variant minus baseline: the difference lies between `low` and `high`.
-
-    words    the statement, with the paper's own number where it has one
-    source   a figure, table or section of arXiv 2510.13786 whose set-up is that of our runs
-    visible  could this task show it? `yes`, `no`, or `in part`: every recipe that learns ends near the ceiling of .80,
-             so equal ceilings say that a change does no harm, and nothing of a gain
-    measure  "A" or "B"
-    """
-
-    words: str
-    low: float
-    high: float
-    source: str
-    visible: str
-    measure: str = "A"
-
-
-def equal(source: str) -> Claim:
-    """Ceilings that differ by no more than the paper's margin."""
-    return Claim("A equal", -MARGIN, MARGIN, source, "in part")
-
-
-def lower(words: str, source: str, visible: str = "no") -> Claim:
-    """A ceiling that is lower by more than the margin: no difference is both this and `equal`."""
-    return Claim(f"A lower{words}", -math.inf, -MARGIN, source, visible)
-
-
-def higher(words: str, source: str, visible: str = "no") -> Claim:
-    """A ceiling that is higher by more than the margin."""
-    return Claim(f"A higher{words}", MARGIN, math.inf, source, visible)
-
-
-def less_steep(words: str, source: str) -> Claim:
-    """A smaller B. The paper gives no margin for B."""
-    return Claim(f"B lower{words}", -math.inf, 0.0, source, "yes", "B")
 
 
 @dataclass(frozen=True)
@@ -97,13 +58,19 @@ FEW_PROMPTS = "--rarity 1 --rollouts 4 --batch_prompts 32 --eval_every 4"
 ALL_RETIRE = "--rarity 1 --rollouts 4 --batch_prompts 32 --max_sampled_tokens 110000"
 # Seven seeds, tokens to .9: without retiring it takes more. Chosen on seeds 101 to 104; committed before these runs.
 MOSTLY_SOLVED = (
-    "--dataset rare --rarity 20 --rollouts 8 --batch_prompts 16 --lr 1.75e-4 --max_sampled_tokens 160000 "
-    "--eval_samples 4"
+    "--dataset graded --task lab.tasks:rare --rarity 20 --rollouts 8 --batch_prompts 16 --lr 1.75e-4 "
+    "--max_sampled_tokens 160000 --eval_samples 4"
 )
-RAMBLE = "--dataset ramble --max_sampled_tokens 40000 --eval_every 4"
+RAMBLE = "--dataset graded --task lab.tasks:ramble --max_sampled_tokens 40000 --eval_every 4"
 SHORT_BUDGET = "--dataset graded --min_budget 12 --max_budget 14"
 CUT_OFF = f"{SHORT_BUDGET} --length_control none"
 
+CAPS = {
+    "cispo-8": "--eps_max 8",
+    "dapo-0.20": "--loss dapo --eps_high 0.2",
+    "dapo-0.28": "--loss dapo --eps_high 0.28",
+}
+OTHERS = {"gspo": "--loss gspo", "grpo": "--loss grpo", "tis": "--loss tis"}
 STALE_MASKS = ("icepop", "sequence", "geometric", "deepseek", "dppo", "dppo_kl", "m2po")
 
 RECIPES = {  # batches are 5/3 as large where zero-variance groups leave them: there 1280 for 768
@@ -323,44 +290,33 @@ COMPARISONS = {
             "no-zero-variance-filter": "--zero_variance_filter false",
             "uniform-sampling": "--pass_rate_threshold 1.1",
             "length-penalty": "--length_control penalty",
-            "cispo-8": "--eps_max 8",
-            "dapo-0.20": "--loss dapo --eps_high 0.2",
-            "dapo-0.28": "--loss dapo --eps_high 0.28",
-            "gspo": "--loss gspo",
-            "grpo": "--loss grpo",
-            "tis": "--loss tis",
-        },
+        }
+        | CAPS
+        | OTHERS,
         setting=HARD_LAG,
     ),
     "survivors": Comparison(
-        "a lag of 8 at a rate where the recipe falls: which losses and which masks of stale tokens (masks.py) survive",
-        {
-            "cispo-5": "",
-            "cispo-8": "--eps_max 8",
-            "dapo-0.20": "--loss dapo --eps_high 0.2",
-            "dapo-0.28": "--loss dapo --eps_high 0.28",
-            "dispo": "--loss dispo",
-            "gspo": "--loss gspo",
-            "grpo": "--loss grpo",
-            "tis": "--loss tis",
-        }
-        | {mask: f"--mask {mask}" for mask in STALE_MASKS},
+        "a lag of 8 at a rate where the recipe falls: which losses and masks of stale tokens (lab/masks.py) survive",
+        {"cispo-5": ""}
+        | CAPS
+        | {"dispo": "--loss lab.masks:dispo"}
+        | OTHERS
+        | {mask: f"--loss lab.masks:{mask}" for mask in STALE_MASKS},
         setting=f"{HARD_LAG} --lr 1e-3",
     ),
     # Which of DISPO's bounds keeps a run standing? Committed before its runs, with the rules of `survivors`: seven
     # seeds, and none is left out; CISPO as it is are the seven runs of `survivors`. A bound is said to keep runs
     # standing if at least six of seven stand, and said not to if at most one does; between these it is `in part`.
-    # `dispo-paper` was run with eps_high_wrong=100 in losses.py, which has no flag: arXiv 2602.00983, by a summary.
+    # `dispo-paper`: arXiv 2602.00983, by a summary.
     "bounds": Comparison(
         "a lag of 8 at a rate where CISPO falls: a floor or a cap for right answers, and the bounds of DISPO's paper",
         {
             "cispo-5": "",
-            "right-above-0.8": "--loss dispo --eps_low 0.2 --eps_high 4",
-            "right-below-1.28": "--loss dispo --eps_low 1 --eps_high 0.28",
-            "dispo-paper": "--loss dispo --eps_low 0.2 --eps_high 10",
+            "right-above-0.8": "--loss lab.masks:dispo_right_above",
+            "right-below-1.28": "--loss lab.masks:dispo_right_below",
+            "dispo-paper": "--loss lab.masks:dispo_paper",
         },
         setting=f"{HARD_LAG} --lr 1e-3",
-        only_at="v0.13-evidence",
     ),
     "recipes-stressed": Comparison(  # the others sample in turns, with eight updates a round, as in the paper
         "the same recipes at a rate of 1e-3, and those with PipelineRL at a lag that is held at 8",

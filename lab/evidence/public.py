@@ -1,7 +1,7 @@
 """The blind test on public learning curves: the table of lab/results/public.md, from what is published beside it.
 
     python lab/evidence/public.py            # the marked table, from the results of the test
-    python lab/evidence/public.py --again    # prints the table of today's forecast, for the curves that have points here
+    python lab/evidence/public.py --again    # prints that of today's forecast, for the curves that have points here
 
 public_results.csv.gz has a row for each curve and cut, with its source; public.csv.gz has the points of the curves
 whose repository has a licence, with the licence.
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pages import fill, markdown
 from runs import RESULTS
-from tables import fill, markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab" / "law")]

