@@ -1,4 +1,4 @@
-"""masks.py against values by hand, brute-force loops, the limits 0 and infinity, and autograd through a loss.
+"""lab/masks.py against values by hand, brute-force loops, the limits 0 and infinity, and autograd through each loss.
 
 Weights that are all 0 or 1 are written as digits, one word for each row: "1011 1111"."""
 
@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lab import masks
 from lab.masks import MASKS
-from losses import cispo
+from losses import aggregation_weights, cispo, dapo, merge_metrics, normalize_advantages, summarize_metrics
+from tasks.named import named
 
 PAIRS = ["icepop", "sequence", "geometric"]  # which have two limits
 F64 = torch.float64
@@ -394,3 +396,135 @@ def test_an_empty_microbatch_keeps_nothing(name, shape):
     assert weights.shape == shape
     assert not weights.any()
     assert not any(metrics.values())
+
+
+# ---------------------------------------------------------------------------------------------------------- as losses
+
+
+def leaf_rows() -> tuple[Tensor, ...]:
+    """Four rows of three tokens in float64, with ratios of e^-2 to e^2, both signs of A, and a hole in the mask."""
+    noise = torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(3), dtype=F64)
+    logprobs = -noise[0].abs() - 0.1
+    mask = torch.ones(4, 3)
+    mask[1, 2] = 0
+    return (
+        logprobs.requires_grad_(),
+        logprobs.detach() - noise[1],
+        torch.tensor([1.0, -1.0, 0.5, -0.5], dtype=F64),
+        mask,
+    )
+
+
+def gradient(token_loss: Tensor, logprobs: Tensor) -> Tensor:
+    return torch.autograd.grad(token_loss.sum(), logprobs)[0]
+
+
+@each_mask
+def test_a_mask_as_a_loss_is_its_weights_times_a_token_loss(name):
+    """`--loss lab.masks:NAME`: CISPO's loss, DAPO's for `truncate`; the gradient too, and the metrics of both."""
+    rows = leaf_rows()
+    loss = named("loss", f"lab.masks:{name}", "logprobs, behaviour_logprobs, advantages, mask")
+    token_loss, metrics = loss(*rows)
+    weights, counts = MASKS[name](*rows)
+    base = dapo if name == "truncate" else cispo
+    expected, base_metrics = base(*rows)
+    assert torch.equal(token_loss, weights * expected)
+    assert torch.equal(gradient(token_loss, rows[0]), weights * gradient(expected, rows[0]))
+    assert metrics == base_metrics | counts
+    assert not token_loss[1, 2]
+    assert loss.__name__ == name
+    with pytest.raises(TypeError):
+        loss(*rows, eps_max=5.0)  # the options are the mask's
+
+
+def test_icepop_as_a_loss_by_hand():
+    """pi = .2 and .6 with pi_gen = .1: rho = 2 stays, and weighs 2; rho = 6 is above 5: loss and gradient are 0, where
+    CISPO alone has -5 ln .6. Half of the tokens with A > 0 are masked, and those are what CISPO capped."""
+    logprobs = torch.tensor([[0.2, 0.6]], dtype=F64).log().requires_grad_()
+    behaviour = torch.tensor([[0.1, 0.1]], dtype=F64).log()
+    token_loss, metrics = masks.icepop(logprobs, behaviour, torch.tensor([1.0]), torch.ones(1, 2))
+    assert token_loss.tolist() == [[pytest.approx(3.218876), 0]]  # -2 ln .2
+    assert gradient(token_loss, logprobs).tolist() == [[pytest.approx(-2), 0]]
+    summary = summarize_metrics(metrics)
+    assert metrics["kept"] == 1
+    assert (summary["masked_positive"], summary["masked_negative"], summary["capped_positive"]) == (0.5, 0, 0.5)
+    other, _ = masks.icepop(logprobs, behaviour, torch.tensor([1.0]), torch.ones(1, 2), high=7.0)
+    assert other.all()
+
+
+@pytest.mark.parametrize("name", [*sorted(set(MASKS) - {"m2po"}), "dispo", "maxrl"])
+def test_microbatches_add_up(name):
+    """Gradients and metrics of two microbatches are those of the batch. m2po pays with that: see below."""
+    logprobs, behaviour, advantages, mask = leaf_rows()
+    weights = aggregation_weights(mask, torch.tensor([0, 0, 1, 1]))
+
+    def of(rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
+        token_loss, metrics = getattr(masks, name)(logprobs[rows], behaviour[rows], advantages[rows], mask[rows])
+        return gradient(weights[rows] * token_loss, logprobs), metrics
+
+    (first, one), (second, other) = of(slice(0, 1)), of(slice(1, 4))
+    whole, metrics = of(slice(0, 4))
+    merged = merge_metrics([one, other])
+    torch.testing.assert_close(first + second, whole)
+    assert {key: float(x) for key, x in merged.items()} == pytest.approx({k: float(x) for k, x in metrics.items()})
+
+
+def test_m2po_compares_the_tokens_of_a_microbatch():
+    """Log-ratios .1 and .25 of one batch have a mean square of .03625, and both stay; alone, .0625 is above .04."""
+    log_rho = torch.tensor([[0.1], [0.25]], dtype=F64)
+    then, ones = torch.full_like(log_rho, -2), torch.ones(2, 1)
+    _, together = masks.m2po(then + log_rho, then, ones[:, 0], ones)
+    parts = [masks.m2po(then[i] + log_rho[i], then[i], ones[:1, 0], ones[:1])[1] for i in ([0], [1])]
+    assert together["kept"] == 2
+    assert merge_metrics(parts)["kept"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "positive", "negative"),
+    [
+        ("dispo", [0.8, 0.9, 1.2, 1.28, 1.28], [0.1, 0.9, 1.2, 2.0, 5.0]),
+        ("dispo_right_above", [0.8, 0.9, 1.2, 2.0, 5.0], [0.1, 0.9, 1.2, 2.0, 5.0]),
+        ("dispo_right_below", [0.1, 0.9, 1.2, 1.28, 1.28], [0.1, 0.9, 1.2, 2.0, 5.0]),
+        ("dispo_paper", [0.8, 0.9, 1.2, 2.0, 6.0], [0.1, 0.9, 1.2, 2.0, 6.0]),
+    ],
+)
+def test_dispo_by_hand(name, positive, negative):
+    """Ours: right answers keep weights in [.8, 1.28], wrong ones in [0, 5]. The runs of staleness.md: [.8, 5], [0, 1.28],
+    and the paper's [.8, 11] with [0, 101]. The gradient stays outside of them, -weight A, and flows through log pi
+    alone: loss -w A ln(pi), pi = e^-2 rho."""
+    rho = torch.tensor([[0.1, 0.9, 1.2, 2.0, 6.0]], dtype=F64)
+    behaviour = torch.full_like(rho, -2)
+    for advantage, expected in (2.0, positive), (-0.5, negative):
+        logprobs = (behaviour + rho.log()).requires_grad_()
+        token_loss, metrics = getattr(masks, name)(logprobs, behaviour, torch.tensor([advantage]), torch.ones(1, 5))
+        factor = -advantage * torch.tensor([expected], dtype=F64)
+        torch.testing.assert_close(gradient(token_loss, logprobs), factor)
+        torch.testing.assert_close(token_loss, factor * logprobs)
+        count = sum(abs(a - b) > 1e-6 for a, b in zip(expected, rho[0].tolist(), strict=True))
+        assert metrics["capped_positive" if advantage > 0 else "capped_negative"] == count
+
+
+def test_maxrl_by_hand():
+    """Rewards 1, -1, -1, -1: the pass rate is 1/4, so A = (1 - 1/4) / (1/4) = 3 and -1; three of four right: 1/3 and -1; all
+    right: 0. With pi = pi_gen the gradient is -A. Rewards of 1 and 0 lie 1 apart. What no two such rewards can give, as
+    an advantage over a std of .43, is refused."""
+    rewards = torch.tensor([1.0, -1, -1, -1, 1, 1, 1, -1, 1, 1], dtype=F64)
+    group_ids = torch.tensor([4, 4, 4, 4, 9, 9, 9, 9, 2, 2])
+    expected = torch.tensor([3, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1, 0, 0], dtype=F64)
+    logprobs = torch.full((10, 2), -1.0, dtype=F64, requires_grad=True)
+    mask = torch.ones(10, 2, dtype=F64)
+    mask[:, 1] = 0
+    for values, gap in (rewards, {}), (rewards.clamp(0), {"gap": 1.0}):
+        centered = normalize_advantages(values, group_ids, "none")
+        token_loss, _ = masks.maxrl(logprobs, logprobs.detach(), centered, mask, **gap)
+        torch.testing.assert_close(gradient(token_loss, logprobs), -expected[:, None] * mask)
+        assert not token_loss[:, 1].any()
+        per_token, _ = masks.maxrl(logprobs, logprobs.detach(), centered[:, None].expand(10, 2), mask, **gap)
+        assert torch.equal(per_token, token_loss)
+    scaled = normalize_advantages(rewards[:4], group_ids[:4], "prompt")
+    with pytest.raises(ValueError, match="give --normalize_advantages none"):
+        masks.maxrl(logprobs[:4], logprobs[:4].detach(), scaled, mask[:4], gap=1.0)
+    with pytest.raises(ValueError, match="give --normalize_advantages none"):
+        masks.maxrl(logprobs[:4], logprobs[:4].detach(), torch.full((4,), 2.0), mask[:4])  # exactly the gap
+    capped, _ = masks.maxrl(logprobs[:1], logprobs[:1].detach() - 3, torch.tensor([1.5]), mask[:1], eps_max=2.0)
+    assert float(gradient(capped, logprobs)[0, 0]) == pytest.approx(-2 * 3)

@@ -29,7 +29,7 @@ CONCEPTS = list(DECLARED)
 PRINTED = {
     "pipeline_rl": "lag",
     "vllm_engine": "check_sample",
-    "losses": "1.667",
+    "losses": "dapo  [7.39, 0.0]",
     "filters": "['b', 'c']",
     "length_control": "[0.0, -0.5, -1.0]",
     "fp32_head": "master  head, FP32 product True   0.008",
