@@ -34,19 +34,18 @@ stopped being outstanding when it is taken, and not when its step's weights are 
 trainer took whichever groups finish first, a slow group 0 would wait while 1, 2, 3 finish, train and make room for 4,
 5, 6, and so on: never more than (k + 1)·B are outstanding, yet group 0 ages by one version a step.
 
-That rule alone guarantees the bound. But do not run up to it: finished groups only go stale while they wait. So there
-is a second rule. A group that the trainer takes is replaced at once; beyond that, a new one enters only while fewer
-than B are *ready*. A group is ready if it and all older groups are finished, so that the trainer could take it now. (If
-a finished group behind a running one counted as well, a single long completion would empty the engine.) Groups are
-*under way* from their admission until they are taken; the *peak* is the largest number that ever were.
+A SECOND RULE. The first one guarantees the bound, but finished groups only grow old while they wait. So a new group
+enters only if it keeps the trainer from waiting, or replaces one that the trainer took:
 
-    groups that are ready    groups under way        may one more enter?
-    fewer than B             any number              yes: the trainer would have to wait
-    B or more                fewer than at the peak  yes: it replaces one that was taken
-    B or more                as many as at the peak  no: it would only grow old
+    outstanding < (k + 1) · B  and  (ready < B  or  under way < needed)
 
-And never while fewer than G slots are free: nothing queues inside the engine. So the first peak is what the bound and
-the free slots allow, and it grows only while the trainer would have to wait.
+    ready        groups that the trainer could take now: they are finished, and so are all older ones. (If a finished
+                 group behind a running one counted, a single long completion would empty the engine.)
+    under way    groups admitted and not yet taken
+    needed       the most groups that were ever under way. It grows only while ready < B, so that many it took to keep
+                 the trainer from waiting.
+
+Nor does one enter while fewer than G slots of the engine are free: nothing queues inside it.
 
 PPO-off-policy-k, the alternative, freezes the policy, samples k·B prompts and takes k steps of B. The pacer keeps at
 most k·B groups outstanding. The caller does the freezing: it pushes once, after the k-th step, and releases all k·B
@@ -55,8 +54,8 @@ their place are sampled by the same policy.) Lags are 0..k − 1, and the engine
 
 P1: the paper has a queue between generator and trainer. Here admission is paced, and groups train in admission order.
 
-SIMPLIFIED. The engine is any object with the methods that `Generator` lists; vllm_engine.py has one. An engine that
-dies is not replaced: train.py saves a checkpoint and ends.
+SIMPLIFIED. Nothing samples here. runtime/generator.py drives an engine by these rules, in a thread of its own; who
+copies the concept takes both files.
 
 `python pipeline_rl.py` simulates the pacing: with k = 0 the trainer waits 77 % of the time, with k = 2 34 %, and with
 k = 8 2 %, at a mean lag of 5.3.
@@ -108,7 +107,7 @@ def lags(rollout: Rollout, version: int) -> list[int]:
 
 
 class Pacer:
-    """Who may start, and who must wait: the lag bound as a counter (module docstring). `simulate` shows one in use. Not
+    """Who may start, and who must wait: the rules of the module docstring, counted. `simulate` shows one in use. Not
     safe to call from several threads: call it from one event loop. Of a group it reads `.number` only.
 
     Args:
@@ -132,10 +131,10 @@ class Pacer:
         if not 0 <= min_ready <= self.capacity - self.take_size:
             raise ValueError(f"min_ready must be from 0 to {self.capacity - self.take_size}, not {min_ready}")
         self.min_ready = min_ready
-        self.peak_under_way = 0  # the most groups that were ever admitted and not yet taken
+        self.needed = 0  # the most groups that were ever under way
         self.admitted = 0  # numbers given out so far
         self.training = 0  # taken by the trainer, their step not yet live
-        self._groups: dict[int, Any] = {}  # admitted and not taken, in number order; None while the group runs
+        self._groups: dict[int, Any] = {}  # under way, in number order; None while the group runs
 
     @property
     def outstanding(self) -> int:
@@ -149,11 +148,9 @@ class Pacer:
 
     def may_admit(self) -> bool:
         """Whether one more group may enter the engine."""
-        if self.outstanding >= self.capacity:
-            return False
-        if not self.may_take(self.take_size):
-            return True  # the trainer would have to wait
-        return self.min_ready == 0 and len(self._groups) < self.peak_under_way  # it replaces one that was taken
+        trainer_would_wait = not self.may_take(self.take_size)
+        replaces_one_taken = self.min_ready == 0 and len(self._groups) < self.needed
+        return self.outstanding < self.capacity and (trainer_would_wait or replaces_one_taken)
 
     def admit(self) -> int:
         """The number of the group that enters now. Raises RuntimeError if none may enter."""
@@ -161,7 +158,7 @@ class Pacer:
             counts = f"{self.outstanding} of {self.capacity} are outstanding, {self.ready} are ready"
             raise RuntimeError(f"no group may enter now ({counts}); ask may_admit() first")
         self._groups[self.admitted] = None
-        self.peak_under_way = max(self.peak_under_way, len(self._groups))
+        self.needed = max(self.needed, len(self._groups))
         self.admitted += 1
         return self.admitted - 1
 

@@ -1,11 +1,17 @@
-"""ScaleRL on one screen: the concept files, an optimizer, and the loop. train.py is this with flags, vLLM by default,
-checkpoints, several processes, and a check that the weights arrived.
+"""ScaleRL (arXiv 2510.13786) on one screen: the concept files, an optimizer, and the loop.
 
-    python recipe.py        # no GPU, no vLLM
+    python recipe.py [STEPS [SEED]]         # needs neither a GPU nor vLLM
+
+train.py is this with flags, checkpoints, several processes, and a proof that the weights arrived. To sample with vLLM,
+put `VLLMEngine(folder, task.stop_ids, max_model_len=64, seed=seed)` of vllm_engine.py in the place of `TorchEngine`.
 """
+
+import sys
+from contextlib import closing
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from torch.optim.lr_scheduler import LinearLR
 from transformers import AutoModelForCausalLM
 
 from filters import PassRateHistory, has_variance
@@ -15,73 +21,80 @@ from length_control import Interruption
 from losses import aggregation_weights, cispo, normalize_advantages
 from pipeline_rl import Pacer, lags
 from runtime.generator import Generator
-from runtime.torch_engine import TorchEngine  # or: from vllm_engine import VLLMEngine
-from tasks.arithmetic import graded_task
+from runtime.torch_engine import TorchEngine
+from tasks.arithmetic import ChainTask, graded_task
 from tasks.prompts import PromptStream
 from tasks.warm_start import warm_start
 
-B, G, K, STEPS = 16, 16, 8, 160  # prompts a step, rollouts a prompt, steps off-policy, optimizer steps
-
-torch.manual_seed(0)
-torch.set_num_threads(1)
-task = graded_task()  # chains of sums modulo 10; one problem in five is impossible, so the ceiling is .80
-folder = str(warm_start("runs/cache", report=print))
-model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-weights = dict(model.named_parameters())
-score = Scorer(model)  # FP32 logits, the same as the generator's
-optimizer = torch.optim.AdamW(model.parameters(), lr=7e-4, betas=(0.9, 0.95), eps=1e-15, weight_decay=0.01)
-
-history = PassRateHistory(threshold=0.9)  # no positive resampling
-control = Interruption(14, 18, 4, task.phrase_ids, task.end_of_thinking_ids)  # forced interruption
-engine = TorchEngine(folder, task.stop_ids, 64, 1.0, 256, 0)
-prompts = PromptStream(task.train, 0, history.retired)
-generator = Generator(engine, prompts, task.score, Pacer(B, K), G, length_control=control)  # PipelineRL-8
+B, G, K = 16, 16, 8  # prompts a step, rollouts a prompt, the most steps off-policy
 
 
-def padded(rows, dtype):  # (N, L)
-    return pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True)
+def train(steps: int = 160, seed: int = 0) -> None:
+    """The loop. Shapes: N = B · G rollouts are taken, M of them train, and the longest has L tokens with its prompt."""
+    torch.set_num_threads(1)  # one core for the trainer, one for the generator
+    task = graded_task(seed)  # chains of sums modulo 10; one problem in five is impossible, so the ceiling is .80
+    folder = str(warm_start("runs/cache", seed=seed, report=print))  # the first model
+    engine = TorchEngine(folder, task.stop_ids, max_model_len=64, temperature=1.0, max_num_seqs=256, seed=seed)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    weights = dict(model.named_parameters())
+    score = Scorer(model)  # FP32 logits, as in the generator
+    optimizer = torch.optim.AdamW(weights.values(), lr=7e-4, betas=(0.9, 0.95), eps=1e-15, weight_decay=0.01)
+    warmup = LinearLR(optimizer, start_factor=0.2, total_iters=4)
+    history = PassRateHistory(threshold=0.9)  # no positive resampling: solved prompts do not come again
+    prompts = PromptStream(task.train, seed, history.retired)
+    control = Interruption(14, 18, 4, task.phrase_ids, task.end_of_thinking_ids)  # forced interruption
+    pacer = Pacer(B, K)  # PipelineRL-8
+    generator = Generator(engine, prompts, task.score, pacer, G, length_control=control, seed=seed)
+    version, curve = 0, []  # the policy version counts updates
+    with closing(generator):
+        generator.start(weights)
+        for step in range(steps):
+            if step % 10 == 0:
+                curve.append(evaluate(generator, task, step))
+            groups = generator.take(B)  # waits for the oldest ones
+            # N pairs: a prompt and a rollout
+            rows = [(list(group.problem.prompt_ids), rollout) for group in groups for rollout in group.rollouts]
+            assert all(0 <= lag <= K for _, rollout in rows for lag in lags(rollout, version))
+            for group in groups:
+                history.update(group.problem.key, [rollout.correct for rollout in group.rollouts])
+            rewards = torch.tensor([rollout.reward for _, rollout in rows])  # (N,)
+            group_ids = torch.arange(B).repeat_interleave(G)  # (N,)
+            keep = has_variance(rewards, group_ids)  # (N,) zero-variance filter
+            if not keep.any():  # no update, so the version stays
+                generator.release(B)
+                continue
+            advantages = normalize_advantages(rewards[keep], group_ids[keep])  # (M,) over the batch's std
+            # Prompt and completion in a row. Position t predicts token t + 1; no token of a prompt trains.
+            kept = [row for row, varied in zip(rows, keep, strict=True) if varied]  # M of the N
+            ids = padded([prompt + rollout.completion_ids for prompt, rollout in kept])  # (M, L)
+            behaviour = padded([[0.0] * (len(prompt) - 1) + rollout.logprobs for prompt, rollout in kept])  # (M, L - 1)
+            mask = padded([[0] * (len(prompt) - 1) + rollout.mask for prompt, rollout in kept])  # (M, L - 1)
+            logprobs, _ = score(ids)  # (M, L - 1)
+            token_loss, _ = cispo(logprobs, behaviour, advantages, mask)  # (M, L - 1)
+            (aggregation_weights(mask, group_ids[keep]) * token_loss).sum().backward()  # prompt average
+            torch.nn.utils.clip_grad_norm_(weights.values(), 1.0, error_if_nonfinite=True)
+            optimizer.step()
+            optimizer.zero_grad()
+            warmup.step()
+            version += 1
+            generator.push(weights, version, release=B)  # in flight: running requests go on with the new weights
+        curve.append(evaluate(generator, task, steps))
+    tokens, pass_rates = zip(*curve, strict=True)
+    print(report("this run", fit(tokens, pass_rates, n_samples=len(task.held_out)), "tokens"))
 
 
-tokens, pass_rates = [], []
-try:
-    generator.start(weights)
-    for version in range(STEPS + 1):
-        if version % 10 == 0:  # sampled while the next gradient is computed in train.py; here we wait
-            answers = generator.result_of(generator.evaluate(task.held_out, 1))
-            pass_rates.append(sum(rollout.correct for [rollout] in answers) / len(answers))
-            tokens.append(generator.counters.sampled if version else 0)
-            print(f"step {version:3}  pass rate {pass_rates[-1]:.3f}  tokens {tokens[-1]:,}")
+def evaluate(generator: Generator, task: ChainTask, step: int) -> tuple[int, float]:
+    """(tokens that training has sampled so far, held-out pass rate at the version pushed last)."""
+    tokens = generator.counters.sampled
+    answers = generator.result_of(generator.evaluate(task.held_out, 1))
+    pass_rate = sum(rollout.correct for [rollout] in answers) / len(answers)
+    print(f"step {step:3}  pass rate {pass_rate:.3f}  tokens {tokens:,}", flush=True)
+    return tokens, pass_rate
 
-        groups = generator.take(B)  # the B oldest; the generator goes on sampling
-        rollouts = [rollout for group in groups for rollout in group.rollouts]  # N = B G
-        prompt_ids = [list(group.problem.prompt_ids) for group in groups for _ in group.rollouts]
-        rewards = torch.tensor([rollout.reward for rollout in rollouts])  # (N,)
-        group_ids = torch.arange(B).repeat_interleave(G)  # (N,)
-        for group in groups:
-            history.update(group.problem.key, [rollout.correct for rollout in group.rollouts])
 
-        keep = has_variance(rewards, group_ids)  # (N,) zero-variance filter
-        kept = [(prompt_ids[i], rollouts[i]) for i in keep.nonzero().flatten().tolist()]  # K pairs
-        if not kept:
-            generator.release(B)
-            continue
-        advantages = normalize_advantages(rewards[keep], group_ids[keep])  # (K,) over the batch's std
-        # Prompt and completion in one row. Position t predicts token t + 1, and no token of a prompt trains.
-        ids = padded([prompt + rollout.completion_ids for prompt, rollout in kept], torch.long)  # (K, L)
-        behaviour = padded([[0] * (len(prompt) - 1) + r.logprobs for prompt, r in kept], torch.float32)  # (K, L - 1)
-        mask = padded([[0] * (len(prompt) - 1) + r.mask for prompt, r in kept], torch.bool)  # (K, L - 1)
+def padded(rows: list[list]) -> torch.Tensor:
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
 
-        logprobs, _ = score(ids)  # (K, L - 1)
-        token_loss, metrics = cispo(logprobs, behaviour, advantages, mask, eps_max=5.0)  # (K, L - 1)
-        loss = (aggregation_weights(mask, group_ids[keep]) * token_loss).sum()  # prompt average
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        generator.push(weights, version + 1, release=B)  # in flight: running requests go on with the new weights
-        oldest = max(lag for rollout in rollouts for lag in lags(rollout, version))
-        assert oldest <= K
-finally:
-    generator.close()
 
-print(report("this run", fit(tokens, pass_rates, n_samples=len(task.held_out)), "tokens"))
+if __name__ == "__main__":  # vLLM's process imports this file
+    train(*map(int, sys.argv[1:]))
