@@ -110,19 +110,6 @@ def token_logprobs(
     return _TokenLogprobs.apply(hidden, weight, bias, targets, options)
 
 
-def fp32_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """The matrix product a b in FP32. On a GPU bfloat16 factors need no FP32 copies: the product of two bfloat16
-    numbers is exact in FP32, and tensor cores add such products in FP32."""
-    if on_tensor_cores(a, b):
-        return torch.mm(a, b, out_dtype=torch.float32, out=out)
-    return torch.mm(a.float(), b.float(), out=out)
-
-
-def on_tensor_cores(a: Tensor, b: Tensor) -> bool:
-    """Whether an FP32 product of these factors is one of bfloat16 factors on a GPU."""
-    return a.is_cuda and a.dtype == b.dtype == torch.bfloat16
-
-
 def head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     """(weight (V, H), bias (V,) or None) of a Hugging Face causal LM's head, the embedding's weight if they are tied.
 
@@ -184,6 +171,14 @@ class Scorer(nn.Module):
 # or two (C, V) buffers, and the backward pass computes the logits again instead of remembering them. This takes some
 # 75 lines more than `torch.utils.checkpoint` on each chunk, and makes it 2.6 times as fast (on a CPU, forward and
 # backward of 2,048 tokens at V = 50,000).
+#
+# With the incoming gradients g of a log-prob and k of an entropy, the three derivatives of the backward pass:
+#
+#     d logprob / d z_j = [j = y] - p_j                   dz_j = g ([j = y] - p_j) - k p_j (log p_j + entropy)
+#     d entropy / d z_j = -p_j (log p_j + entropy)
+#     z = (W h + b) / T                                   dh = dz W / T,   dW = dz^T h / T,   db = sum dz / T
+#
+# A buffer is overwritten in place by what is needed next. Each time it gets a new name, which says what it holds now.
 class _Options(NamedTuple):
     temperature: float
     chunk_tokens: int
@@ -191,43 +186,57 @@ class _Options(NamedTuple):
     dtype: torch.dtype  # of log-softmax, results and gradient sums
     product_dtype: torch.dtype  # of the forward product: `dtype`, or the model's own for the ablation
 
+    def buffer(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """(C, V), uninitialized; all chunks use it in turn."""
+        return hidden.new_empty(min(self.chunk_tokens, len(hidden)), len(weight), dtype=self.dtype)
 
-def _buffer(hidden: Tensor, weight: Tensor, options: _Options) -> Tensor:
-    """(C, V), uninitialized; all chunks use it in turn."""
-    size = min(options.chunk_tokens, len(hidden)), len(weight)
-    return hidden.new_empty(size, dtype=options.dtype)
+    def chunks(self, hidden: Tensor) -> list[slice]:
+        """The rows of each chunk; the last may have fewer."""
+        return [slice(start, start + self.chunk_tokens) for start in range(0, len(hidden), self.chunk_tokens)]
 
 
-def _chunks(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    options: _Options,
-) -> Iterator[tuple[slice, Tensor]]:
-    """Yields (rows, their logits z = (W h + b) / T (C, V)). Every chunk's z lies in the same buffer."""
-    buffer = _buffer(hidden, weight, options)  # (C, V)
-    tensor_cores = options.product_dtype == torch.float32 and on_tensor_cores(hidden, weight)
-    head = weight.t() if tensor_cores else weight.to(options.product_dtype).t()  # (H, V)
-    if bias is not None:
-        bias = bias.to(options.product_dtype)  # (V,)
-    for start in range(0, len(hidden), options.chunk_tokens):
-        rows = slice(start, start + options.chunk_tokens)
-        h = hidden[rows].to(head.dtype)  # (C, H), fewer rows in the last chunk
-        z = buffer[: len(h)]  # (C, V)
-        # Autocast would silently cast `h @ head` back to bfloat16. It leaves alone what is in place or has an out=.
-        if options.product_dtype != options.dtype:
-            z.copy_(F.linear(h, head.t(), bias))  # the product that the FP32 head replaces
-        elif tensor_cores:
-            fp32_product(h, head, out=z)
-            if bias is not None:
-                z.add_(bias)
-        elif bias is None:
-            torch.mm(h, head, out=z)
-        else:
-            torch.addmm(bias, h, head, out=z)
-        if options.temperature != 1.0:
-            z.div_(options.temperature)  # the generator's log-probs are those at T
-        yield rows, z
+def on_tensor_cores(a: Tensor, b: Tensor) -> bool:
+    """Whether a GPU multiplies these factors as they are: the product of two bfloat16 numbers is exact in FP32, and
+    tensor cores add such products in FP32."""
+    return a.is_cuda and a.dtype == b.dtype == torch.bfloat16
+
+
+def fp32_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """The matrix product a b in FP32, or in the dtype of `out`."""
+    if on_tensor_cores(a, b):
+        return torch.mm(a, b, out_dtype=torch.float32, out=out)
+    dtype = torch.float32 if out is None else out.dtype
+    return torch.mm(a.to(dtype), b.to(dtype), out=out)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b."""
+    if on_tensor_cores(a, b):
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    else:
+        total.addmm_(a, b)
+
+
+def _head_in(dtype: torch.dtype, hidden: Tensor, weight: Tensor) -> Tensor:
+    """The head (V, H) as a product in `dtype` takes it: a copy only if it is stored in another, and not on a GPU."""
+    as_it_is = dtype == torch.float32 and on_tensor_cores(hidden, weight)
+    return weight if as_it_is else weight.to(dtype)
+
+
+def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, options: _Options, buffer: Tensor) -> Tensor:
+    """z = (W h + b) / T of a chunk, (C, V), written into the buffer."""
+    z = buffer[: len(hidden)]  # (C, V), fewer rows in the last chunk
+    if options.product_dtype != options.dtype:  # H1: the product that the FP32 head replaces
+        bias = None if bias is None else bias.to(head.dtype)
+        z.copy_(F.linear(hidden.to(head.dtype), head, bias))
+    else:
+        # Autocast would silently cast `hidden @ head.t()` back to bfloat16. It leaves alone what has an out=.
+        fp32_product(hidden, head.t(), out=z)
+        if bias is not None:
+            z.add_(bias)
+    if options.temperature != 1.0:
+        z.div_(options.temperature)  # the generator's log-probs are those at T
+    return z
 
 
 @contextmanager
@@ -249,40 +258,31 @@ def _bfloat16_parts(dz: Tensor) -> tuple[Tensor, Tensor]:
     return high, dz.sub_(high).bfloat16()
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b."""
-    if on_tensor_cores(a, b):
-        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
-    else:
-        total.addmm_(a, b)
-
-
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @_exact()
     def forward(
-        ctx: FunctionCtx,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        options: _Options,
+        ctx: FunctionCtx, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: _Options
     ) -> tuple[Tensor, Tensor]:
         logprobs = hidden.new_empty(hidden.shape[0], dtype=options.dtype)  # (M,)
         entropy = torch.empty_like(logprobs)  # (M,)
         logsumexp = torch.empty_like(logprobs)  # (M,)
-        buffer = _buffer(hidden, weight, options)  # (C, V)
-        for rows, z in _chunks(hidden, weight, bias, options):  # z (C, V)
+        head = _head_in(options.product_dtype, hidden, weight)  # (V, H)
+        first = options.buffer(hidden, weight)  # (C, V)
+        second = options.buffer(hidden, weight)  # (C, V)
+        for rows in options.chunks(hidden):
+            z = _logits(hidden[rows], head, bias, options, first)  # (C, V)
             top = z.amax(-1, keepdim=True)  # (C, 1)
-            z.sub_(top)  # z - top from here on, in place
+            shifted = z.sub_(top)  # (C, V), at most 0, so that exp cannot overflow
             # Not torch.log_softmax: its CPU kernel adds the V terms in a few long running sums, which costs 1e-5 in
             # FP32 at V = 152k; sum() adds in a tree.
-            e = torch.exp(z, out=buffer[: len(z)])  # (C, V)
+            e = torch.exp(shifted, out=second[: len(z)])  # (C, V)
             total = e.sum(-1)  # (C,)
             # log p_y = (z_y - top) - log sum_i exp(z_i - top)
-            logprobs[rows] = z.gather(1, targets[rows, None]).squeeze(1) - total.log()
+            logprobs[rows] = shifted.gather(1, targets[rows, None]).squeeze(1) - total.log()
             # entropy = -sum_j p_j log p_j = log total - sum_j e_j (z_j - top) / total, not a mean over samples
-            entropy[rows] = total.log() - e.mul_(z).sum(-1) / total  # e is e * z now, in place
+            e_shifted = e.mul_(shifted)  # (C, V)
+            entropy[rows] = total.log() - e_shifted.sum(-1) / total
             logsumexp[rows] = top.squeeze(1) + total.log()
         ctx.save_for_backward(hidden, weight, bias, targets, entropy, logsumexp)
         ctx.options = options
@@ -294,43 +294,41 @@ class _TokenLogprobs(torch.autograd.Function):
     @once_differentiable
     @_exact()
     def backward(ctx: FunctionCtx, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        # d logprob / d z_j = [j = y] - p_j,   d entropy / d z_j = -p_j (log p_j + entropy)
         hidden, weight, bias, targets, entropy, logsumexp = ctx.saved_tensors
         options: _Options = ctx.options
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.zeros_like(hidden, dtype=options.dtype) if needs_hidden else None  # (M, H)
         grad_weight = torch.zeros_like(weight, dtype=options.dtype) if needs_weight else None  # (V, H), the one sum
         grad_bias = torch.zeros_like(bias, dtype=options.dtype) if needs_bias else None  # (V,)
-        buffer = _buffer(hidden, weight, options) if options.entropy_grad else None  # (C, V)
-        tensor_cores = on_tensor_cores(hidden, weight)
-        head = weight if tensor_cores else weight.to(options.dtype)  # (V, H), no copy unless stored in fewer bits
-        forward_head = head if options.product_dtype == options.dtype else weight  # one FP32 copy of the head, not two
-        for rows, z in _chunks(hidden, forward_head, bias, options):  # z (C, V)
+        head = _head_in(options.dtype, hidden, weight)  # (V, H)
+        forward_head = head  # one FP32 copy of the head, not two
+        if options.product_dtype != options.dtype:
+            forward_head = _head_in(options.product_dtype, hidden, weight)
+        first = options.buffer(hidden, weight)  # (C, V)
+        second = options.buffer(hidden, weight) if options.entropy_grad else first  # (C, V)
+        for rows in options.chunks(hidden):
+            z = _logits(hidden[rows], forward_head, bias, options, first)  # (C, V)
             logp = z.sub_(logsumexp[rows, None])  # (C, V)
-            # d(logits before 1/T) = d(z) / T: divide the C incoming gradients, not the C x V outgoing ones
+            # 1 / T here: for C incoming gradients, not for C x V outgoing ones
             g = (grad_logprobs[rows] / options.temperature).unsqueeze(1)  # (C, 1)
-            if buffer is None:
-                dz = logp.exp_().mul_(-g)  # (C, V)  dz_j = -p_j g
+            if options.entropy_grad:
+                k = (grad_entropy[rows] / options.temperature).unsqueeze(1)  # (C, 1)
+                p = torch.exp(logp, out=second[: len(logp)])  # (C, V)
+                dz = logp.add_(entropy[rows, None]).mul_(k).add_(g).mul_(p).neg_()  # (C, V)
             else:
-                # dz_j = -p_j (g + g_entropy (log p_j + entropy))
-                g_entropy = (grad_entropy[rows] / options.temperature).unsqueeze(1)  # (C, 1)
-                p = torch.exp(logp, out=buffer[: len(logp)])  # (C, V)
-                dz = logp.add_(entropy[rows, None]).mul_(g_entropy).add_(g).mul_(p).neg_()  # (C, V)
-            dz.scatter_add_(1, targets[rows, None], g)  # dz_y += g, in both cases
+                p = logp.exp_()  # (C, V)
+                dz = p.mul_(-g)  # (C, V)
+            dz.scatter_add_(1, targets[rows, None], g)  # g [j = y]
             if grad_bias is not None:
-                grad_bias.add_(dz.sum(0))  # db += sum dz
-            for part in _bfloat16_parts(dz) if tensor_cores else [dz]:
+                grad_bias.add_(dz.sum(0))
+            for part in _bfloat16_parts(dz) if on_tensor_cores(hidden, weight) else [dz]:
                 if grad_hidden is not None:
-                    _add_product(grad_hidden[rows], part, head)  # dh = dz W
+                    _add_product(grad_hidden[rows], part, head)
                 if grad_weight is not None:
-                    _add_product(grad_weight, part.t(), hidden[rows].to(head.dtype))  # dW += dz^T h
-        return (
-            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(bias.dtype),
-            None,  # targets
-            None,  # options
-        )
+                    _add_product(grad_weight, part.t(), hidden[rows].to(head.dtype))
+        sums = [(hidden, grad_hidden), (weight, grad_weight), (bias, grad_bias)]
+        # Cast once, at the end. Targets and options have no gradient.
+        return *(None if grad is None else grad.to(x.dtype) for x, grad in sums), None, None
 
 
 if __name__ == "__main__":  # show the worked example, and check it
