@@ -15,8 +15,8 @@ A token sampled at version 4 may attend to keys and values from version 3. Its l
 at version 4, which is expected. Where one version sampled all tokens, prefill included, both must agree
 (runtime/evaluation.py).
 
-SIMPLIFIED. One engine on this host. Other weight channels, and Ray, are in runtime/; pipeline_rl.py decides when a
-request may enter.
+SIMPLIFIED. One engine on this host. What a run adds is in runtime/engine.py, and other hosts are in lab/hosts;
+pipeline_rl.py decides when a request may enter.
 
 A log-prob that is no number must not pass as one:
 
@@ -162,7 +162,7 @@ class VLLMEngine:
     def shutdown(self) -> None:
         """Ends vLLM's process and removes the channel's files; may be called twice."""
         if self.vllm is not None:
-            self.vllm.shutdown(timeout=3)  # killed earlier, it leaves semaphores behind
+            self.vllm.shutdown(timeout=10)  # killed earlier, it leaves semaphores behind; on a GPU 3 s were too few
             self.vllm.shutdown = lambda: None  # its `__del__` calls it again, perhaps after Python's modules are gone
             self.vllm = None
         self.channel.close()
@@ -171,10 +171,9 @@ class VLLMEngine:
 class WeightFile:
     """The plain weight channel: a safetensors file in shared memory, which an engine on this host reads.
 
-    A channel has `engine_args`, which vLLM needs for it; `trainer_waits`: True if the trainer's weights must not change
-    before they are live; and these methods. Weights are a dict, name in the Hugging Face checkpoint -> tensor, as
-    `dict(model.named_parameters())`: a tied head is not among them. The folder of this file must be on the `sys.path`
-    of the engine's process.
+    A channel has `engine_args`, which vLLM needs for it, and these methods. Weights are a dict, name in the Hugging
+    Face checkpoint -> tensor, as `dict(model.named_parameters())`: a tied head is not among them. The folder of this
+    file must be on the `sys.path` of the engine's process.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -242,16 +241,19 @@ class WeightReceiver:
         tied = getattr(self.model_config.hf_config, "tie_word_embeddings", False) and hasattr(model, "lm_head")
         names = {name for name, _ in model.named_parameters() if not (tied and name.startswith("lm_head."))}
         with torch.no_grad(), set_current_vllm_config(self.vllm_config):
+            # 1. Each layer forgets how it repacked its weights, and waits for new ones as at the first load.
             if self.repacked:
                 initialize_layerwise_reload(model)
+            # 2. The file's tensors go to their layers, by the names of a Hugging Face checkpoint. vLLM would keep the
+            # old weights where one is missing, and say nothing.
             loaded = model.load_weights(load_file(path).items())
+            # 3. Each layer repacks what it got, in the memory that the running model reads.
             if self.repacked:
                 finalize_layerwise_reload(model, self.model_config)
             if loaded is not None and names - loaded:
                 raise RuntimeError(f"the trainer sent no weights for {sorted(names - loaded)[:3]}")
-            if (
-                self.repacked and tied
-            ):  # a tied head keeps its own repacked copy, which the reload leaves at the old weights
+            # 4. A tied head has a repacked copy of its own, which the reload leaves at the old weights.
+            if self.repacked and tied:
                 model.lm_head.weight = next(m for m in model.modules() if type(m) is VocabParallelEmbedding).weight
                 model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 

@@ -1,12 +1,38 @@
 """The engine of a run: where it runs, how weights reach it, its arguments, and how its death is noticed.
 
 `place` decides where it runs, and refuses what cannot work before the model is loaded. `new_engine` makes it, with this
-rank's end of the weight channel. What a run needs beyond vllm_engine.py:
+rank's end of the weight channel.
 
-its own process     its own GPUs, none of the launcher's variables, Ctrl-C left to the trainer, loopback only
-a death             is noticed at once, an engine that answers no more after minutes; train.py saves and ends
-faster messages     an engine on a CPU sends each completion once (inside_vllm.WholeCompletions)
-Ray                 its workers on other hosts (ray_check.py, ray_executor.py)
+HOW A RUN'S vLLM DIFFERS FROM A PLAIN ONE. Each line has two ends, one in the trainer's process (this file, unless said
+otherwise) and one in vLLM's (inside_vllm.py):
+
+    what                            trainer's end                   vLLM's end
+    its GPUs, loopback only, and    RunEngine._variables            the environment that it inherits
+      none of a launcher's names
+    Ctrl-C is not for it            RunEngine.new_vllm              the signal mask that it inherits, os.setpgid
+    it ends with its trainer        SCALERL_TRAINER_PID             exit_with_trainer
+    its death ends the run          RunEngine._answer_or_death      nothing: it is dead, or does not answer
+    its weights change              weights.RunWeightFile.deliver   RunWeightReceiver.load_weight_file
+
+  and on a CPU only, where a small model's messages cost as much as its tokens:
+
+    it sends a request once         `scheduler_cls`                 WholeCompletions
+    tokens' log-probs               logprobs_and_versions, from     WholeCompletions._complete, in a field of vLLM's
+                                    `kv_transfer_params`            that means something else and is empty here
+    tokens' versions                RunEngine.versions: the n-th    the same field has, for each token, the pauses
+                                    is live after n pauses          before it, of WholeCompletions.set_pause_state
+
+YOUR OWN ENGINE, `--engine module:Class`. Rank 0 calls `Class(model, stop_ids, max_model_len, flags)`: the folder of the
+first weights in Hugging Face format, the token ids that end a completion, the tokens of the longest prompt and completion,
+and the flags, of which `temperature`, `max_num_seqs` (its `slots`), `seed`, `dtype` and `fp32_head` are for it. It runs in
+rank 0's process and has what the table in runtime/generator.py asks for; `prepare` gets the gathered weights by
+`weights.items()`. A subclass of RunEngine is called as RunEngine is, and may have three things of its own:
+
+    elsewhere                      True: none of this host's GPUs is for it (its workers are on other hosts)
+    check_place(placement)         class method; raises UsageError where it cannot run, before anything is written
+    new_channel(placement, rank)   class method; each rank's end of a weight channel of its own
+
+lab/hosts has such subclasses: Ray, NCCL.
 """
 
 import asyncio
@@ -18,7 +44,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -61,7 +87,8 @@ class Placement:
 
 def place(flags: EngineFlags) -> Placement:
     """The engine takes the GPUs beyond those of the trainers, or shares theirs if there are too few. Raises UsageError
-    for devices and channels that cannot work."""
+    for devices that cannot work."""
+    kind = engine_class(flags.engine)
     options = engine_options(flags)
     workers = worker_count(options)
     trainers = trainers_here()
@@ -71,15 +98,27 @@ def place(flags: EngineFlags) -> Placement:
         check_driver()
     elif trainers > count:
         raise UsageError(f"{trainers} trainer processes need a GPU each: give the launcher --num_processes {count}.")
-    elif flags.engine == "torch":
+    elif not issubclass(kind, RunEngine):
         gpus = [0]  # it lives in the first trainer's process
-    else:
+    elif not kind.elsewhere:
         if workers > count:
             raise UsageError(f"--engine_args: an engine of {workers} processes needs as many GPUs; there are {count}.")
         first = trainers if trainers + workers <= count else 0
         gpus = list(range(first, first + workers))
-    shared = bool(gpus) and gpus[0] < trainers
-    return Placement(options, workers, gpus, shared)
+    placement = Placement(options, workers, gpus, shared=bool(gpus) and gpus[0] < trainers)
+    if issubclass(kind, RunEngine):
+        kind.check_place(placement)
+    return placement
+
+
+def engine_class(name: str) -> type:
+    """The class of --engine: `torch`, `vllm`, or your own `module:Class`. Raises UsageError."""
+    if ":" not in name:
+        return TorchEngine if name == "torch" else RunEngine
+    try:
+        return named("engine", name, "model, stop_ids, max_model_len, flags")
+    except ValueError as error:
+        raise UsageError(str(error).replace("`engine`", "--engine")) from error
 
 
 def trainers_here() -> int:
@@ -91,6 +130,8 @@ def devices_in_use(placement: Placement, trainers: int) -> int:
     """Devices that train (`trainers`, on all hosts) or sample: GPUs, or CPU cores. Idle ones do not count."""
     if not torch.cuda.device_count():
         return min(os.cpu_count() or 1, trainers * torch.get_num_threads() + placement.workers)
+    if not placement.gpus:  # all of its workers are elsewhere
+        return trainers + placement.workers
     return trainers + sum(gpu >= trainers_here() for gpu in placement.gpus)
 
 
@@ -113,20 +154,26 @@ def check_driver() -> None:
 
 def new_engine(
     flags: Flags, placement: Placement, rank: int, model: str, stop_ids: Sequence[int], longest: int
-) -> tuple["RunEngine | TorchEngine | None", Channel]:
+) -> tuple[Any, Channel]:
     """(the engine, not yet started, None on ranks other than 0; this rank's end of the weight channel). `model`: folder
     of the initial weights; `longest`: tokens of the longest prompt and completion together."""
-    channel = InProcess() if flags.engine == "torch" else RunWeightFile(rank)
+    kind = engine_class(flags.engine)
+    if not issubclass(kind, RunEngine):
+        engine = None
+        if rank == 0 and kind is TorchEngine:
+            options = flags.temperature, flags.max_num_seqs, flags.seed, getattr(torch, flags.dtype), flags.fp32_head
+            engine = TorchEngine(model, stop_ids, longest, *options, "cuda" if placement.gpus else "cpu")
+        elif rank == 0:
+            engine = kind(model, stop_ids, longest, flags)
+        return engine, InProcess()
+    channel = kind.new_channel(placement, rank)
     if rank != 0:
         return None, channel
-    if flags.engine == "torch":
-        options = flags.temperature, flags.max_num_seqs, flags.seed, getattr(torch, flags.dtype), flags.fp32_head
-        return TorchEngine(model, stop_ids, longest, *options, "cuda" if placement.gpus else "cpu"), channel
     options = dict(placement.options)
     if placement.shared and "gpu_memory_utilization" not in options:
         options["gpu_memory_utilization"] = SHARE_WITH_TRAINER
         print(f"an engine takes {SHARE_WITH_TRAINER} of its GPU; `gpu_memory_utilization` in --engine_args wins")
-    engine = RunEngine(
+    engine = kind(
         model, stop_ids, longest, channel, flags.temperature, flags.max_num_seqs, flags.dtype, flags.seed, options,
         gpus=placement.gpus,
     )  # fmt: skip
@@ -138,9 +185,19 @@ def new_engine(
 
 @dataclass(eq=False)
 class RunEngine(vllm_engine.VLLMEngine):
-    """A VLLMEngine in a run: it shares its host with a trainer, and perhaps with a launcher and other hosts."""
+    """A VLLMEngine in a run: it shares its host with a trainer, and perhaps with a launcher."""
 
     gpus: Sequence[int] = ()  # this host's GPUs for it, counted among the visible ones; empty: all
+    elsewhere: ClassVar[bool] = False
+
+    @classmethod
+    def check_place(cls, placement: Placement) -> None:
+        """Any place will do: the weights go by shared memory, which the engine and the trainer both have."""
+
+    @classmethod
+    def new_channel(cls, placement: Placement, rank: int) -> RunWeightFile:
+        """This rank's end of the weight channel."""
+        return RunWeightFile(rank)
 
     def __post_init__(self) -> None:
         if not torch.cuda.is_available():  # on a GPU vLLM schedules a step while the one before it runs
@@ -151,7 +208,7 @@ class RunEngine(vllm_engine.VLLMEngine):
         self.environment["VLLM_RPC_BASE_PATH"] = str(self.channel.folder)
         self.environment["SCALERL_TRAINER_PID"] = str(os.getpid())  # for inside_vllm.exit_with_trainer
         self.environment |= LOOPBACK
-        self._versions: list[int] = []  # n-th entry: the version that is live after n pauses of generation
+        self.versions: list[int] = []  # n-th entry: the version that is live after n pauses of generation
         self._heart: asyncio.Task | None = None
 
     async def start(self) -> None:
@@ -213,16 +270,15 @@ class RunEngine(vllm_engine.VLLMEngine):
             raise
 
     def logprobs_and_versions(self, output: "RequestOutput") -> tuple[list[float], list[int]]:
-        """(log-probs, versions) of a request's tokens. Our scheduler sends, in a field that vLLM passes through
-        untouched, how many pauses of generation came before each token; the n-th pause brought version
-        `_versions[n]`."""
+        """(log-probs, versions) of a request's tokens: what WholeCompletions sent, by the table above, or what vLLM's own
+        scheduler did."""
         sent = output.kv_transfer_params
         if not sent:
             return super().logprobs_and_versions(output)
-        return sent["logprobs"], [self._versions[n] for n in sent["pauses"]]
+        return sent["logprobs"], [self.versions[pauses] for pauses in sent["pauses"]]
 
     async def _load(self) -> None:
-        self._versions.append(self.prepared_version)
+        self.versions.append(self.prepared_version)
         await self._answer_or_death(super()._load())
 
     async def update(self) -> None:

@@ -1,8 +1,7 @@
-"""Code that vLLM imports into its own processes, because the engine's arguments name it. (With Ray the trainer imports
-it, too, and nothing happens there.)
+"""Code that vLLM imports into its own processes, because the engine's arguments name it. runtime/engine.py has the
+table of what it changes in vLLM, and who is at the other end.
 
-    RunWeightReceiver    mixed into vLLM's worker (`worker_extension_cls`): extends vllm_engine's, for mixtures of
-                         experts and weights sent as bytes
+    RunWeightReceiver    mixed into vLLM's worker (`worker_extension_cls`): vllm_engine's, and mixtures of experts
     plain_if_small       keeps small linears unpacked, so that new weights are copied to where they are: 4 ms instead of
                          19, and the default run is about 1.17 times as fast
     WholeCompletions     vLLM's scheduler (`scheduler_cls`), except that it sends a request's tokens when the request is
@@ -75,7 +74,7 @@ def plain_if_small(dispatch: Callable[..., None]) -> Callable[..., None]:
     return choose
 
 
-# The scheduler: from here to `skip_inner_tokens` on a CPU only. The trainer's end is RunEngine.logprobs_and_versions.
+# The scheduler: from here to `skip_inner_tokens` on a CPU only.
 
 
 @dataclass
@@ -105,19 +104,20 @@ class WholeCompletions(Scheduler):
     """Sends each completion once, when it is complete. Weights change only in a pause, so the number of pauses before a
     token says which weights sampled it; the trainer's side knows which pause brought which version.
 
-        pauses before each token        [0, 0, 1]     recorded here
-        version after that many pauses  [3, 4]        RunEngine._versions
-        version of each token           [3, 3, 4]
+        pauses before each token        [0, 0, 1]     counted here, sent as "pauses"
+        version after that many pauses  [3, 4]        RunEngine.versions
+        version of each token           [3, 3, 4]     RunEngine.logprobs_and_versions
 
-    Log-probs and pauses travel as plain lists in `kv_transfer_params`, a field that passes through vLLM untouched and
-    that is empty here; its own field holds three small arrays for every token.
+    What is sent are plain lists, {"logprobs": [...], "pauses": [...]}, in the field `kv_transfer_params`: vLLM hands it
+    from its scheduler to the output of the request untouched, and it is empty in an engine that moves no keys and
+    values to others. vLLM's own field for log-probs holds three small arrays for every token.
     """
 
     def __init__(self, *args: object, **options: object):
         if not vllm.__version__.startswith(WRITTEN_FOR):
             raise RuntimeError(
                 f"runtime.inside_vllm.WholeCompletions is written for vLLM {WRITTEN_FOR}x, not {vllm.__version__}: "
-                "install the version that requirements-cpu.txt pins, or take vLLM's own scheduler by --engine_args "
+                "install the version that pyproject.toml pins, or take vLLM's own scheduler by --engine_args "
                 "scheduler_cls=null"
             )
         super().__init__(*args, **options)

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import losses
 from runtime.flags import Flags, LossFlags, OptimizerFlags, own_code
@@ -49,10 +49,13 @@ class TrainingBatch:
 
 
 class Trainer:
-    """Policy and optimizer. Every rank has one, sees the whole batch and computes its share.
+    """Policy and optimizer. Every rank has one, sees the whole batch and computes its own rows of it.
 
-    policy: what computes, in `flags.dtype`. model: the weights that the optimizer steps, in FP32. They are the same
-    parameters, except in bfloat16 without FSDP2."""
+        policy    computes log-probs, in `flags.dtype`
+        model     has the FP32 weights that the optimizer steps, and that checkpoints and the generator get
+
+    In float32, and under FSDP2, `policy` computes with the parameters of `model` themselves; in bfloat16 otherwise with
+    a rounded copy of them (`LowPrecisionCopy`)."""
 
     def __init__(self, flags: Flags, accelerator: Accelerator, model_folder: str, longest: int = 64):
         """`longest`: tokens of the longest row, prompt and completion."""
@@ -67,9 +70,9 @@ class Trainer:
             self.reference = reference.requires_grad_(False).to(accelerator.device)
         optimizer = torch.optim.AdamW(policy.parameters(), lr=flags.lr, **ADAMW, fused=True)
         self.low_precision: LowPrecisionCopy | None = None
+        if accelerator.is_fsdp2:
+            round_in_fsdp2(accelerator, self.dtype)
         if self.dtype == torch.float32 or accelerator.is_fsdp2:
-            if accelerator.is_fsdp2:
-                round_in_fsdp2(accelerator, self.dtype)
             self.policy, self.optimizer = accelerator.prepare(policy, optimizer)
             self.model = accelerator.unwrap_model(self.policy).model
         else:
@@ -80,6 +83,7 @@ class Trainer:
             self.policy = self.low_precision.policy
             self.model = masters.model
         self.policy_loss: Any = losses.LOSSES.get(flags.loss) or own_code(flags, "loss")
+        self.clip_options = clip_options(flags)
         self.weights = CheckpointTensors(self.model, self.dtype)  # for the generator
         self.parameters_in_flops = active_parameters(self.model)
 
@@ -101,10 +105,7 @@ class Trainer:
         logprobs = torch.zeros(len(rows), max(len(row.completion_ids) for row in rows), device=self.accelerator.device)
         for microbatch in self._microbatches(rows):
             logprobs[microbatch.rows] = self.policy(microbatch)[0]
-        # After a forward pass without a backward pass FSDP2 leaves the root unsharded, and the optimizer would step
-        # shards that nobody reads.
-        if hasattr(self.policy, "reshard"):
-            self.policy.reshard()
+        shard_again(self.policy)
         return self.accelerator.reduce(logprobs).cpu()  # each rank filled in its own rows
 
     def backward(self, batch: TrainingBatch) -> tuple[bool, dict[str, float]]:
@@ -113,11 +114,8 @@ class Trainer:
         accelerator = self.accelerator
         mine = self._microbatches(batch.rows)
         parts = []
-        for i, microbatch in enumerate(mine):
-            # Ranks exchange gradients once, with the last microbatch; but under FSDP2 gradients that are not reduced
-            # are not sharded, and each rank would hold those of the whole model.
-            wait = i < len(mine) - 1 and not accelerator.is_fsdp2
-            with accelerator.no_sync(self.policy) if wait else nullcontext():
+        for microbatch in mine:
+            with exchange_of_gradients(accelerator, self.policy, now=microbatch is mine[-1]):
                 loss, metrics = self._loss(microbatch, batch)
                 accelerator.backward(loss * accelerator.num_processes)  # data parallelism averages the ranks' gradients
             parts.append(metrics)
@@ -136,14 +134,14 @@ class Trainer:
         return all(gather_object([finite]))
 
     def _loss(self, microbatch: Microbatch, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The microbatch's share of the batch's loss, and metrics that add up."""
+        """The microbatch's terms of the batch's loss, and metrics that add up."""
         flags = self.flags
 
         def part(tensor: Tensor) -> Tensor:  # without waiting for the device
             return tensor[microbatch.rows].to(self.accelerator.device, non_blocking=True)
 
-        options: dict[str, Any] = dict(clip_options(flags))
-        if flags.loss == "tis" and batch.old_logprobs is not None:
+        options: dict[str, Any] = dict(self.clip_options)
+        if batch.old_logprobs is not None:
             options["old_logprobs"] = part(batch.old_logprobs)
         mask = part(batch.mask)  # (n, T)
         logprobs, entropy = self.policy(microbatch)  # (n, T)
@@ -235,12 +233,28 @@ def round_parameters(policy: Policy, dtype: torch.dtype) -> Policy:
     return policy
 
 
+# ------------------------------------------------------------------------------------- what is different under FSDP2
+
+
 def round_in_fsdp2(accelerator: Accelerator, dtype: torch.dtype) -> None:
     """FSDP2 shards FP32 weights, and its own mixed precision does what `LowPrecisionCopy` does."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     precision = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     accelerator.state.fsdp_plugin.mixed_precision_policy = precision
+
+
+def exchange_of_gradients(accelerator: Accelerator, policy: nn.Module, *, now: bool) -> AbstractContextManager:
+    """Around a backward pass: ranks exchange gradients once, with the last microbatch. Under FSDP2 with each one: what
+    is not exchanged is not sharded, and each rank would hold the gradients of the whole model."""
+    return nullcontext() if now or accelerator.is_fsdp2 else accelerator.no_sync(policy)
+
+
+def shard_again(policy: nn.Module) -> None:
+    """After a forward pass without a backward pass FSDP2 leaves the root whole, and the optimizer would step shards
+    that nobody reads."""
+    if hasattr(policy, "reshard"):
+        policy.reshard()
 
 
 # -------------------------------------------------------------------------------------------------------------- options
@@ -252,11 +266,12 @@ def learning_rate(flags: OptimizerFlags, version: int) -> float:
 
 
 def clip_options(flags: LossFlags) -> dict[str, float]:
-    """The keyword options of the chosen loss; what was not set stays at the loss's own default."""
-    if flags.loss == "cispo":
-        return {"eps_max": flags.eps_max}
+    """The keyword options of the chosen loss; what was not set stays at the loss's own default. Your own
+    `module:function` gets none: its clips are its own defaults."""
     if ":" in flags.loss:
         return {}
+    if flags.loss == "cispo":
+        return {"eps_max": flags.eps_max}
     if flags.loss == "grpo":  # one for both sides
         options = {"eps": flags.eps_low}
     else:

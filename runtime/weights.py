@@ -4,25 +4,19 @@ PROBLEM. The generator is half way through its sequences when the trainer has ma
 parameter, in the generator's dtype and under the names of a Hugging Face checkpoint, without ending a request and
 without a second copy of the model on the trainer's devices.
 
-`CheckpointTensors` gathers the parameters one at a time, under the names of a checkpoint. They travel in one of three
-ways with one interface: `prepare(weights)` is called on every rank of the trainer, `deliver(vllm)` on rank 0 only and
-while the engine is paused.
+`CheckpointTensors` gathers the parameters one at a time, under the names of a checkpoint. Gathering is a collective, so
+every rank of the trainer has an end of a channel and calls its `prepare`:
 
-    RunWeightFile     a safetensors file in shared memory, which an engine on this host reads. Any device. The trainer
-                      goes on as soon as it is written.
-    MessageWeights    the same file's bytes in vLLM's own message to its workers, on whichever host. Any device, and
-                      at most 4 GiB; the engine pauses for as long as they travel.
-    TransferWeights   vLLM's `nccl` channel to GPUs on which no trainer runs, also on other hosts: one broadcast. The
-                      trainer waits until it is done.
+    rank 0          prepare(weights)    gathers them into a safetensors file in shared memory; the trainer goes on
+                    deliver(vllm)       tells a paused engine to load the file
+    other ranks     prepare(weights)    take part in gathering
 
-The engine's end of all three is inside_vllm.RunWeightReceiver. On one host `nccl` is preferred to the file, because the
-weights then never leave the GPUs; but NCCL cannot have two ranks on one GPU.
+The engine's end is inside_vllm.RunWeightReceiver.
 
-SIMPLIFIED. A file serves one host and stays in its memory. While the next one is written, the host holds both, and
-under a GPU trainer the gathered tensors as well. An engine that dies inside a transfer ends a run of several trainer
-processes without a checkpoint: some wait there.
+SIMPLIFIED. A file serves one host and stays in its memory; while the next one is written, the host holds both, and
+under a GPU trainer the gathered tensors as well. lab/hosts has channels to other hosts and from GPU to GPU.
 
-Source: vLLM 0.32, vllm/distributed/weight_transfer (its trainer-side engines and the layer-wise reload).
+Source: vLLM 0.32, vllm/model_executor/model_loader/reload.
 """
 
 import os
@@ -34,10 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from filelock import FileLock
 from torch import nn
 
 import vllm_engine
-from runtime.lock import lock
 
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PreTrainedModel
@@ -48,6 +42,14 @@ class Weights(Protocol):
     Gathering is a collective: all ranks go through the items in lockstep."""
 
     def items(self) -> Iterable[tuple[str, torch.Tensor]]: ...
+
+
+class Channel(Protocol):
+    """A rank's end of the way to the engine. On rank 0 it is the engine's own, which may ask more of it."""
+
+    def prepare(self, weights: Weights) -> None: ...
+
+    def close(self) -> None: ...
 
 
 # ---------------------------------------------------------------------------------------- what a checkpoint would hold
@@ -101,25 +103,26 @@ class CheckpointTensors:
                 yield from self._as_stored(name, tensor).items()
 
 
-# --------------------------------------------------------------------------------------------------------- three ways
+# ---------------------------------------------------------------------------------------------------------- the channel
 
 PREFIX = "scalerl-weights-"
 
 
-def private_folder() -> Path:
-    """A new folder in shared memory that only this user can enter, locked for as long as this process lives. Folders of
-    processes that were killed are removed here: their name carries a pid that is gone, and nobody holds their lock (a
-    pid of another container means nothing here)."""
+def private_folder() -> tuple[Path, FileLock]:
+    """A new folder in shared memory that only this user can enter, and the lock that keeps it for as long as this
+    process lives. Folders of processes that were killed are removed here: their name carries a pid that is gone, and
+    nobody holds their lock (a pid of another container means nothing here)."""
     base = vllm_engine.shared_memory()
     for stale in base.glob(f"{PREFIX}*"):
         pid = stale.name.removeprefix(PREFIX).split("-")[0]
         with suppress(OSError):  # removed by another process; still locked; or a symbolic-link loop
             if pid.isdigit() and not Path(f"/proc/{pid}").exists() and stale.stat().st_uid == os.getuid():
-                if lock(stale) is not None:
+                with FileLock(stale / "lock", timeout=0):
                     shutil.rmtree(stale, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))
-    lock(folder)
-    return folder
+    lock = FileLock(folder / "lock", thread_local=False)
+    lock.acquire()
+    return folder, lock
 
 
 class RunWeightFile(vllm_engine.WeightFile):
@@ -127,7 +130,8 @@ class RunWeightFile(vllm_engine.WeightFile):
     process is killed, the next start removes its folder. It also brings inside_vllm.py into the engine's processes."""
 
     def __init__(self, rank: int = 0) -> None:
-        super().__init__(private_folder())
+        folder, self.lock = private_folder()
+        super().__init__(folder)
         self.rank = rank
         self.engine_args = {"worker_extension_cls": "runtime.inside_vllm.RunWeightReceiver"}
 
@@ -140,7 +144,8 @@ class RunWeightFile(vllm_engine.WeightFile):
 
 
 class InProcess:
-    """The channel to an engine in rank 0's own process: the other ranks only take part in gathering."""
+    """The channel of ranks other than 0 where the engine's own `prepare` takes the weights as they are: they only take
+    part in gathering."""
 
     def prepare(self, weights: Weights) -> None:
         """Called on the other ranks only."""
@@ -148,9 +153,6 @@ class InProcess:
 
     def close(self) -> None:
         """Nothing was opened."""
-
-
-Channel = RunWeightFile | InProcess
 
 
 def take_part(weights: Weights) -> None:
