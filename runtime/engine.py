@@ -23,10 +23,10 @@ otherwise) and one in vLLM's (inside_vllm.py):
                                     is live after n pauses          before it, of WholeCompletions.set_pause_state
 
 YOUR OWN ENGINE, `--engine module:Class`. Rank 0 calls `Class(model, stop_ids, max_model_len, flags)`: the folder of the
-first weights in Hugging Face format, the token ids that end a completion, the tokens of the longest prompt and completion,
-and the flags, of which `temperature`, `max_num_seqs` (its `slots`), `seed`, `dtype` and `fp32_head` are for it. It runs in
-rank 0's process and has what the table in runtime/generator.py asks for; `prepare` gets the gathered weights by
-`weights.items()`. A subclass of RunEngine is called as RunEngine is, and may have three things of its own:
+first weights in Hugging Face format, the token ids that end a completion, the tokens of the longest prompt and
+completion, and the flags, of which `temperature`, `max_num_seqs` (its `slots`), `seed`, `dtype` and `fp32_head` are for
+it. It runs in rank 0's process and has what the table in runtime/generator.py asks for; `prepare` gets the gathered
+weights by `weights.items()`. A subclass of RunEngine is called as RunEngine is, and may have three things of its own:
 
     elsewhere                      True: none of this host's GPUs is for it (its workers are on other hosts)
     check_place(placement)         class method; raises UsageError where it cannot run, before anything is written
@@ -55,6 +55,7 @@ from runtime.generator import EngineDied, EngineFailed
 from runtime.run_folder import Record
 from runtime.torch_engine import TorchEngine
 from runtime.weights import Channel, InProcess, RunWeightFile
+from tasks.named import named
 
 if TYPE_CHECKING:  # its import takes seconds
     from vllm import RequestOutput
@@ -270,8 +271,8 @@ class RunEngine(vllm_engine.VLLMEngine):
             raise
 
     def logprobs_and_versions(self, output: "RequestOutput") -> tuple[list[float], list[int]]:
-        """(log-probs, versions) of a request's tokens: what WholeCompletions sent, by the table above, or what vLLM's own
-        scheduler did."""
+        """(log-probs, versions) of a request's tokens: what WholeCompletions sent, by the table above, or what vLLM's
+        own scheduler did."""
         sent = output.kv_transfer_params
         if not sent:
             return super().logprobs_and_versions(output)

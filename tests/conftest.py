@@ -1,5 +1,5 @@
 """Fixtures of several files, which tests come first, and which share a process. That this file is here also puts tests/ on
-the path of tests/engine/."""
+the path of tests/deep/engine/."""
 
 import atexit
 import gc
@@ -63,7 +63,7 @@ def program(monkeypatch, tmp_path, model, capsys):
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that need a real engine come first: they take longest."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/engine/"))
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/deep/engine/"))
 
 
 def pytest_collection_finish() -> None:
@@ -84,7 +84,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class OneEngine(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "tests/engine" if shared and nodeid.startswith("tests/engine/") else nodeid.split("::")[0]
+            return "tests/deep/engine" if shared and nodeid.startswith("tests/deep/engine/") else nodeid.split("::")[0]
 
     config.option.loadscopereorder = False  # else the file with the most tests would come first
     return OneEngine(config, log)

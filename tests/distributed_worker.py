@@ -4,8 +4,7 @@
     python tests/distributed_worker.py steps OUT ROWS FLAGS    five steps on recorded rollouts, a checkpoint, one more
 
 `accelerate launch --config_file configs/fsdp2.yaml` makes it run accelerate's own FSDP2, for which accelerate wants
-accelerators: it takes this CPU for one, and gloo is in the place of nccl. With --weight_channel, a job finds the GPUs of
-engine/transfers_on_cpu.py.
+accelerators: it takes this CPU for one, and gloo is in the place of nccl.
 """
 
 import os
@@ -19,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils.rnn import pad_sequence
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE / "engine")]
+sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 STEPS = 5
 
@@ -38,12 +37,6 @@ def job(*argv):
     """Exit code of train.py."""
     import train
 
-    if "--weight_channel" in argv:
-        import transfers_on_cpu  # puts its stand-ins in place
-
-        from runtime import engine
-
-        engine.torch = transfers_on_cpu.Torch()
     return train.main(argv)
 
 

@@ -1,6 +1,6 @@
 """pipeline_rl.py: the pacer by hand, the dispatch on a fake engine, and the lag bound under any order of events.
 
-Real vLLM has its tests in tests/engine/.
+Real vLLM has its tests in tests/deep/engine/.
 """
 
 import asyncio
@@ -594,8 +594,8 @@ TestTheLagBoundInAnyOrder = AnyOrder.TestCase
 @pytest.mark.parametrize("k", [0, 1, 2, 8])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_bound_is_reached_by_a_fast_generator(k, batch):
-    """With min_ready at its largest, k B, (k + 1) B groups are in at version 0, and the last B of them train in the step
-    that makes version k + 1. By default no more are ready than a step needs, so that fewer grow old."""
+    """With min_ready at its largest, k B, (k + 1) B groups are in at version 0, and the last B of them train in the
+    step that makes version k + 1. By default no more are ready than a step needs, so that fewer grow old."""
     largest = {}
     for min_ready in (k * batch, 0):
         pacer, versions, token_lags = Pacer(batch, k, min_ready=min_ready), [], []

@@ -1,6 +1,6 @@
 """runtime/engine.py and vllm_engine.VLLMEngine on a vLLM that samples nothing: places, arguments and deaths.
 
-Real engines that are killed are in tests/engine/test_deaths.py.
+Real engines that are killed are in tests/deep/engine/test_deaths.py.
 """
 
 import asyncio

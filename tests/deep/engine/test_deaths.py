@@ -20,7 +20,7 @@ from tiny_model import TinyModel
 from pipeline_rl import Pacer
 from runtime.weights import PREFIX
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def engine_processes() -> set[int]:
@@ -78,7 +78,7 @@ def living_processes(group: int) -> list[int]:
 
 DRIVER = """
     import itertools, signal, sys, threading
-    sys.path[:0] = [{root!r}, {tests!r}, {tests!r} + "/engine"]
+    sys.path[:0] = [{root!r}, {tests!r}, {tests!r} + "/deep/engine"]
     from real_engine import new_engine, new_generator
     from fake_engine import problems
     from tiny_model import TinyModel

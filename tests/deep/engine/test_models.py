@@ -15,7 +15,7 @@ from bpe import train_tokenizer
 from runtime import model as policy
 from runtime.weights import CheckpointTensors
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|><think>{% endif %}"

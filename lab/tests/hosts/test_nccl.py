@@ -1,7 +1,6 @@
 """vLLM's own `nccl` channel as far as a machine without a GPU can drive it."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from real_engine import new_engine, started
 from test_weights_in_flight import evaluated
 from tiny_model import TinyModel
 
-from runtime.weights import Meta, TransferWeights
+from lab.hosts.channels import TransferWeights
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -22,28 +21,23 @@ def stand_ins():
 BUFFER = 40_000  # bytes; the model has 340,000, so that it travels in many pieces
 
 
-class Named(dict):
-    """Weights with the metadata that vLLM asks for, as of runtime/model.py."""
-
-    def metadata(self):
-        return [Meta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.items()]
-
-
 @pytest.mark.medium
 def test_a_transfer_in_flight(tmp_path, monkeypatch):
-    """vLLM's own classes, on both sides: ten updates while completions run; those wholly by one version agree with it,
-    and `push` returns only when its weights are live. The receiver of a broadcast waits for the sender, so a trainer
-    that waited for the update's answer before it sends would never get there."""
+    """vLLM's own classes, on both sides: ten updates while completions run; those wholly by one version agree with it.
+    What the trainer does to its weights after a push does not reach the engine. The receiver of a broadcast waits for
+    the sender, so a sender that waited for the update's answer before it sends would never get there."""
     tiny = TinyModel(tmp_path / "model", tied=False)  # vLLM's CPU reload leaves a tied head behind
     channel = TransferWeights()
     channel.engine_args["worker_extension_cls"] = "transfers_on_cpu.Receiver"
     info = channel._init_info
     monkeypatch.setattr(channel, "_init_info", lambda: replace(info(), packed_buffer_size_bytes=BUFFER))
-    with started(new_engine(tiny, channel=channel), Named(tiny.weights(0)), max_completion=24) as generator:
+    with started(new_engine(tiny, channel=channel), tiny.weights(0), max_completion=24) as generator:
         for version in range(1, 11):
             long = generator.evaluate(problems(4, seed=version), 2) if version == 5 else None
-            generator.push(Named(tiny.weights(version)), version, 0)
-            assert generator.engine.version == version
+            weights = tiny.weights(version)
+            generator.push(weights, version, 0)
+            for tensor in weights.values():
+                tensor.zero_()  # the next step of the optimizer, at once
             if long is not None:
                 assert len(generator.result_of(long)) == 4
         asked, rollouts = evaluated(generator, problems(6), 2)
@@ -57,8 +51,9 @@ def test_a_transfer_in_flight(tmp_path, monkeypatch):
 def test_what_vllm_is_asked_for():
     """Backend and fields of vLLM's own trainer-side class. vLLM's own bound of a part is 1 GiB."""
     channel = TransferWeights(workers=4)
-    channel.prepare(SimpleNamespace(metadata=lambda: [Meta("w", torch.float32, (5, 2**24))]))
+    channel.prepare({"w": torch.zeros(5, 2)})
     info = channel._init_info()
+    assert [tuple(meta) for meta in channel.metadata()] == [("w", torch.float32, (5, 2))]
     assert info.backend == "nccl" and info.rank == 0 and info.packed and info.packed_buffer_size_bytes == 2**28
     assert info.world_size == 5 and info.master_address == "127.0.0.1" and 0 < info.master_port < 2**16
     assert channel.engine_args["weight_transfer_config"] == {"backend": "nccl"}
