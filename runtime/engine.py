@@ -50,12 +50,11 @@ import torch
 
 import vllm_engine
 from runtime.flag_checks import engine_options, worker_count
-from runtime.flags import EngineFlags, Flags, UsageError, reason_of
+from runtime.flags import EngineFlags, Flags, UsageError, own_code, reason_of
 from runtime.generator import EngineDied, EngineFailed
 from runtime.run_folder import Record
 from runtime.torch_engine import TorchEngine
 from runtime.weights import Channel, InProcess, RunWeightFile
-from tasks.named import named
 
 if TYPE_CHECKING:  # its import takes seconds
     from vllm import RequestOutput
@@ -89,7 +88,7 @@ class Placement:
 def place(flags: EngineFlags) -> Placement:
     """The engine takes the GPUs beyond those of the trainers, or shares theirs if there are too few. Raises UsageError
     for devices that cannot work."""
-    kind = engine_class(flags.engine)
+    kind = engine_class(flags)
     options = engine_options(flags)
     workers = worker_count(options)
     trainers = trainers_here()
@@ -112,14 +111,11 @@ def place(flags: EngineFlags) -> Placement:
     return placement
 
 
-def engine_class(name: str) -> type:
+def engine_class(flags: EngineFlags) -> Any:
     """The class of --engine: `torch`, `vllm`, or your own `module:Class`. Raises UsageError."""
-    if ":" not in name:
-        return TorchEngine if name == "torch" else RunEngine
-    try:
-        return named("engine", name, "model, stop_ids, max_model_len, flags")
-    except ValueError as error:
-        raise UsageError(str(error).replace("`engine`", "--engine")) from error
+    if ":" in flags.engine:
+        return own_code(flags, "engine")
+    return TorchEngine if flags.engine == "torch" else RunEngine
 
 
 def trainers_here() -> int:
@@ -158,7 +154,7 @@ def new_engine(
 ) -> tuple[Any, Channel]:
     """(the engine, not yet started, None on ranks other than 0; this rank's end of the weight channel). `model`: folder
     of the initial weights; `longest`: tokens of the longest prompt and completion together."""
-    kind = engine_class(flags.engine)
+    kind = engine_class(flags)
     if not issubclass(kind, RunEngine):
         engine = None
         if rank == 0 and kind is TorchEngine:

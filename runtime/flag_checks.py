@@ -34,6 +34,7 @@ from runtime.flags import (
 )
 from runtime.model import check_config
 from runtime.run_folder import Folder, Record
+from vllm_engine import VLLMEngine
 
 BOUNDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
 
@@ -195,13 +196,19 @@ BUILDS = "pip install -r requirements-cpu.txt, or beside an NVIDIA GPU requireme
 
 def choose_engine(flags: Flags) -> list[str]:
     """`--engine auto` becomes vllm, or torch where vLLM cannot be imported; that is a note. Raises UsageError if the
-    other flags need vLLM."""
+    other flags need vLLM, and for an engine that is not there."""
     problem = torchvision_problem()  # it would end a run with either engine
-    if flags.engine == "torch":
+    own = ":" in flags.engine
+    if not own and flags.engine not in ("auto", "vllm", "torch"):
+        raise UsageError(f"--engine must be auto, vllm, torch or module:Class, not {flags.engine}.")
+    kind = own_code(flags, "engine") if own else VLLMEngine
+    if not isinstance(kind, type):
+        raise UsageError(f"--engine {flags.engine} is no class; runtime/engine.py says what one must have.")
+    if flags.engine == "torch" or not issubclass(kind, VLLMEngine):
         return []
     problem = problem or vllm_problem()
     if not problem:
-        flags.engine = "vllm"
+        flags.engine = flags.engine if own else "vllm"
         return []
     needs = [name for name, value in NEED_VLLM.items() if getattr(flags, name) != value]
     if not is_qwen3(flags.model):
@@ -256,6 +263,8 @@ def engine_options(flags: EngineFlags) -> Record:
     options: Record = parsed_engine_args(flags.engine_args)
     if "data_parallel_size" in options:
         raise UsageError("--engine_args data_parallel_size: a run has one engine; use tensor_parallel_size.")
+    if options.get("distributed_executor_backend") == "ray" and flags.engine in ("auto", "vllm"):
+        raise UsageError("--engine_args distributed_executor_backend ray: use --engine lab.hosts:RayEngine.")
     for name in OWN_FLAG.keys() & options.keys():
         raise UsageError(f"--engine_args {name}: use --{OWN_FLAG[name]}, which the trainer reads, too.")
     overrides = options.get("hf_overrides", {})

@@ -47,7 +47,11 @@ BUILT_IN = ("graded", *WITH_RARITY)  # the tasks that need no --model
 # step (2603.12151), twice ScaleRL's for 8B. Small ones take more: `make real` has 1e-5 for 135M.
 PRETRAINED_LR = 1e-6
 # What your own code is called with, by the flag that names it; --reward's is in tasks/judge_process.py.
-CALLED_WITH = {"loss": "logprobs, behaviour_logprobs, advantages, mask", "task": "seed, held_out, rarity"}
+CALLED_WITH = {
+    "loss": "logprobs, behaviour_logprobs, advantages, mask",
+    "task": "seed, held_out, rarity",
+    "engine": "model, stop_ids, max_model_len, flags",
+}
 # A resumed run does not take these over: they are for one command.
 OF_ONE_CALL = ("resume", "output_dir", "overwrite")
 
@@ -118,8 +122,10 @@ class ScheduleFlags:
     batch_prompts: int = flag(16, "B, prompts per optimizer step.", at_least=1)
     rollouts: int = flag(16, "G, completions per prompt.", at_least=1)
     min_ready: int = flag(0, "Groups that stay ready behind each batch: about min_ready / B more lag.", at_least=0)
-    engine: Literal["auto", "vllm", "torch"] = flag(
-        "auto", "`torch`: no vLLM, for the built-in model or as small a Qwen3. `auto`: vllm where it can be imported."
+    engine: str = flag(
+        "auto",
+        "`torch`: no vLLM, for the built-in model or as small a Qwen3. `auto`: vllm where it can be imported. Or your "
+        "own module:Class, as lab.hosts:RayEngine (runtime/engine.py).",
     )
     max_num_seqs: int = flag(256, "Requests inside the engine at once.", at_least=1)
     weight_channel: Literal["auto", "file"] = flag("auto", "New weights: `file`, in shared memory.")

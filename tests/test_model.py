@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 import fp32_head
 from runtime import model as model_file
 from runtime.model import Policy, TokenRow, cut_rows, deal_rows, make_microbatch, microbatches
-from runtime.weights import full_tensors
 
 VOCABULARY = 23
 
@@ -218,19 +217,3 @@ def test_fsdp_gets_the_layers_that_the_model_has():
     assert Policy(model)._no_split_modules == ["Qwen3DecoderLayer"]
     model._no_split_modules = None
     assert Policy(model)._no_split_modules == []
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_tied_head_is_sent_once(tied):
-    """Under the embedding's name; an untied one under its own. Values in the dtype asked for, the model untouched."""
-    model = tiny_model(tied=tied, dtype=torch.float32)
-    sent = list(full_tensors(model, torch.bfloat16))
-    names = [name for name, _ in sent]
-    assert len(names) == len(set(names))
-    assert "model.embed_tokens.weight" in names
-    state = model.state_dict()
-    assert set(state) - set(names) == ({"lm_head.weight"} if tied else set())
-    for name, tensor in sent:
-        assert tensor.dtype == torch.bfloat16 and not tensor.requires_grad
-        assert torch.equal(tensor, state[name].bfloat16())
-    assert model.dtype == torch.float32

@@ -1,5 +1,5 @@
-"""Two ways for new weights to reach an engine on another host, or on another GPU. Both have `prepare` and `close` on each
-rank of the trainer, and on rank 0 `deliver`, as runtime/weights.py's file has.
+"""Two ways for new weights to reach an engine on another host, or on another GPU. Both have `prepare` and `close` on
+each rank of the trainer, and on rank 0 `deliver`, as runtime/weights.py's file has.
 
     MessageWeights    the bytes of that file in vLLM's own message to its workers, on whichever host. Any device, and at
                       most 4 GiB; the engine pauses for as long as they travel.

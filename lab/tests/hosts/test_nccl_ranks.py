@@ -17,7 +17,12 @@ from tasks import warm_start
 
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-TRANSFER = ["--engine", "lab.hosts:NcclEngine", "--engine_args", '{"worker_extension_cls": "transfers_on_cpu.Receiver"}']
+TRANSFER = [
+    "--engine",
+    "lab.hosts:NcclEngine",
+    "--engine_args",
+    '{"worker_extension_cls": "transfers_on_cpu.Receiver"}',
+]
 
 
 def command(*flags):

@@ -13,7 +13,9 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[3]
-PATHS = ":".join(str(ROOT / folder) for folder in ("", "tests", "tests/deep/engine", "lab/tests/hosts"))  # of our modules
+PATHS = ":".join(
+    str(ROOT / folder) for folder in ("", "tests", "tests/deep/engine", "lab/tests/hosts")
+)  # of our modules
 NO_ZOMBIES = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); [signal.pause() for _ in iter(int, 1)]"
 LACKS = "root" if os.geteuid() else "" if shutil.which("ip") else "`ip` (Debian: iproute2)"
 

@@ -45,7 +45,6 @@ def started(
 class Shared:
     """The interface of an engine, over one that runs in another generator's event loop and goes on after `shutdown`."""
 
-    trainer_waits = False
     runs = itertools.count()
 
     def __init__(self, host: Generator, slots: int, **changes: object):

@@ -1,0 +1,223 @@
+"""lab/hosts without Ray and without a GPU: where its engines run, what Ray is asked, and both ways of the weights. A broadcast
+is driven so that neither side waits forever."""
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fake_vllm import Channel, in_place_of_vllm
+from fake_vllm import new_engine as new_run_engine
+from safetensors.torch import load
+
+from lab.hosts import NcclEngine, RayEngine, RayMessageEngine, ray_check
+from lab.hosts.channels import MessageWeights, TransferWeights
+from runtime import engine
+from runtime.engine import devices_in_use, place
+from runtime.flag_checks import check_flags
+from runtime.flags import UsageError, parse_flags
+from runtime.generator import EngineFailed
+
+NCCL, RAY, RAY_MESSAGE = (f"--engine lab.hosts:{kind.__name__}" for kind in (NcclEngine, RayEngine, RayMessageEngine))
+
+
+def flags_of(words):
+    return parse_flags(["--output_dir", "none", *words.split()], "")
+
+
+def host(monkeypatch, gpus, trainers):
+    """This host has `gpus` GPUs, and `trainers` trainer processes run on it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(trainers))
+    monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.2")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "trainers", "words", "kind", "own", "memory"),
+    [
+        (2, 1, NCCL, TransferWeights, [1], 0.85),  # the parts of a transfer come on top of what the engine takes
+        (2, 1, NCCL + ' --engine_args {"gpu_memory_utilization":0.5}', TransferWeights, [1], 0.5),
+        (8, 4, NCCL + ' --engine_args {"tensor_parallel_size":4}', TransferWeights, [4, 5, 6, 7], 0.85),
+        (8, 8, RAY, TransferWeights, [], 0.85),
+        (8, 8, RAY_MESSAGE, MessageWeights, [], None),
+        (0, 1, RAY, MessageWeights, [], None),
+    ],
+)
+def test_places_and_channels(monkeypatch, gpus, trainers, words, kind, own, memory):
+    host(monkeypatch, gpus, trainers)
+    flags = flags_of(words)
+    check_flags(flags)
+    result, channel = engine.new_engine(flags, place(flags), 0, "model", [1], 64)
+    channel.close()
+    assert type(channel) is kind and result.channel is channel and list(result.gpus) == own
+    assert result.args.get("gpu_memory_utilization") == memory
+    if kind is TransferWeights:
+        assert (channel.workers, channel.address) == (len(own) or 1, "127.0.0.1" if own else "127.0.0.2")
+    assert engine.new_engine(flags, place(flags), 1, "model", [1], 64)[0] is None
+
+
+@pytest.mark.parametrize(("gpus", "trainers"), [(0, 1), (2, 2)])
+def test_nccl_needs_a_gpu_of_its_own(monkeypatch, gpus, trainers):
+    host(monkeypatch, gpus, trainers)
+    with pytest.raises(UsageError, match="--engine lab.hosts:NcclEngine needs a GPU that no trainer process uses"):
+        place(flags_of(NCCL))
+
+
+def test_rays_devices_count_in_device_hours(monkeypatch):
+    """Eight trainers of this host's sixteen GPUs, and 4 x 2 workers wherever Ray has put them."""
+    host(monkeypatch, 16, 8)
+    words = RAY + ' --engine_args {"tensor_parallel_size":4,"pipeline_parallel_size":2}'
+    assert devices_in_use(place(flags_of(words)), 8) == 16
+
+
+def new_ray_engine(**options):
+    return RayEngine("model", [1], 64, **{"channel": Channel(), "max_num_seqs": 4} | options)
+
+
+def test_ray_workers_do_not_listen_on_loopback():
+    """They are on other hosts; what they must not get of this one is in ray_executor.py."""
+    here, ray = new_run_engine(), new_ray_engine()
+    assert here.environment["VLLM_HOST_IP"] == "127.0.0.1"
+    assert not {"VLLM_HOST_IP", "GLOO_SOCKET_IFNAME"} & set(ray.environment)
+    assert "VLLM_NO_USAGE_STATS" in ray.environment and ray.args["distributed_executor_backend"] == "ray"
+
+
+@pytest.mark.parametrize(
+    ("answer", "address", "sentence"),
+    [
+        ((0, "log line\n5\n", ""), "127.0.0.1", "the engine needs 6 devices, and 5 of Ray's are free"),
+        ((1, "", "Traceback\nConnectionError: none runs\n"), "127.0.0.1", r"Ray fails \(ConnectionError: none runs\)"),
+        ((0, "6\n", ""), "192.0.2.1", "VLLM_HOST_IP must be this host's --node-ip-address, not 192.0.2.1"),
+        ((0, "6\n", ""), "", "VLLM_HOST_IP must be this host's"),
+    ],
+)
+def test_ray_is_asked_before_vllm_starts(monkeypatch, answer, address, sentence):
+    """For as many processes as the engine has: 2 x 3."""
+    result = SimpleNamespace(**dict(zip(("returncode", "stdout", "stderr"), answer, strict=True)))
+    monkeypatch.setattr(ray_check.subprocess, "run", lambda *_, **__: result)
+    monkeypatch.setenv("VLLM_HOST_IP", address)
+    options = {"tensor_parallel_size": 2, "pipeline_parallel_size": 3}
+    with in_place_of_vllm(monkeypatch) as started, pytest.raises(EngineFailed, match=f"^{sentence}"):
+        asyncio.run(new_ray_engine(engine_args=options).start())
+    assert not started
+
+
+# ---------------------------------------------------------------------------------------------------------- the weights
+
+
+def test_a_message_has_the_files_bytes():
+    channel, sent = MessageWeights(), []
+
+    async def collective_rpc(name, args):
+        sent.append((name, *args))
+
+    channel.prepare({"a": torch.ones(3), "b": torch.zeros(2).bfloat16()})
+    asyncio.run(channel.deliver(SimpleNamespace(collective_rpc=collective_rpc)))
+    [(name, data)] = sent
+    tensors = load(data)
+    assert name == "load_weight_bytes" and tensors["a"].tolist() == [1, 1, 1] and tensors["b"].dtype == torch.bfloat16
+    channel.close()
+
+
+@pytest.mark.long
+def test_weights_as_bytes_leave_no_file_if_the_engine_dies_while_it_loads_them(monkeypatch):
+    """The file has no name in any folder, and can be read by one."""
+    from lab.hosts.receiver import BytesReceiver
+    from runtime.inside_vllm import RunWeightReceiver
+
+    loaded = []
+
+    def load(self, path):
+        loaded.append(Path(path).read_bytes())
+        assert "memfd" in os.readlink(path)
+
+    monkeypatch.setattr(RunWeightReceiver, "load_weight_file", load)
+    BytesReceiver().load_weight_bytes(b"weights")
+    assert loaded == [b"weights"]
+
+
+class Gathered:
+    """Weights that must be gathered, and how often they were."""
+
+    def __init__(self, count):
+        self.count, self.passes = count, 0
+        self.tensors = {f"w{i}": torch.full((4,), float(i)) for i in range(count)}
+
+    def items(self):
+        self.passes += 1
+        yield from self.tensors.items()
+
+
+class Sender:
+    """In the place of vLLM's trainer-side engine; `sending` is what happens while it sends."""
+
+    def __init__(self, sending):
+        self.sending = sending
+
+    def send_weights(self):
+        self.sending()
+
+    def shutdown(self):
+        pass
+
+
+@pytest.fixture
+def transfer(monkeypatch):
+    """`transfer(rank, sending)` is a channel whose sender does `sending(channel)`."""
+    base = SimpleNamespace(WeightTransferUpdateRequest=dict)  # vLLM's own takes seconds to import
+    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.base", base)
+    channels = []
+
+    def make(rank, sending):
+        channel = TransferWeights(rank=rank)
+        channels.append(channel)
+        monkeypatch.setattr(channel, "_connect", lambda: Sender(lambda: sending(channel)))
+        return channel
+
+    yield make
+    for channel in channels:
+        channel.close()
+
+
+def test_every_rank_gathers_at_once_and_rank_0_sends_a_copy(transfer):
+    """So no rank is inside a transfer, and what the optimizer does to the weights meanwhile is not sent. No file is
+    written. A second transfer goes over the same connection."""
+    sent = []
+    first = transfer(0, lambda channel: sent.append({name: tensor.sum().item() for name, tensor in channel}))
+    second = transfer(1, None)
+    for count in (2, 3):
+        gathered = [Gathered(count), Gathered(count)]
+        for channel, weights in zip((first, second), gathered, strict=True):
+            channel.prepare(weights)
+            assert weights.passes == 1
+            for tensor in weights.tensors.values():
+                tensor.fill_(9)
+        asyncio.run(first.deliver(None))
+    assert sent == [{"w0": 0.0, "w1": 4.0}, {"w0": 0.0, "w1": 4.0, "w2": 8.0}]
+    assert not (first.folder / "weights.safetensors").exists() and second.copy == {}
+
+
+def test_a_worker_that_fails_ends_the_delivery_even_if_the_sender_never_returns(transfer):
+    """As in a broadcast whose receiver has died: the sending thread waits forever, yet the error is raised."""
+    forever = threading.Event()
+
+    async def dies(*_):
+        raise RuntimeError("the engine died")
+
+    def sending(channel):
+        with contextlib.suppress(RuntimeError):
+            channel._client.update_weights({})
+        forever.wait()
+
+    channel = transfer(0, sending)
+    channel.prepare(Gathered(1))
+    with pytest.raises(RuntimeError, match="the engine died"):
+        asyncio.run(asyncio.wait_for(channel.deliver(SimpleNamespace(update_weights=dies)), 10))
+    forever.set()

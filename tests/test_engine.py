@@ -1,0 +1,137 @@
+"""runtime/engine.py and what it adds to vllm_engine.py, on a vLLM that samples nothing; and an engine of one's own.
+
+A real vLLM is in test_vllm_engine.py. Places, deaths and what the engine's process inherits: tests/deep/test_run_engine.py.
+"""
+
+import asyncio
+import json
+import textwrap
+from types import SimpleNamespace
+
+import pytest
+from fake_vllm import Channel, in_place_of_vllm, new_engine, start_with
+
+import train
+from runtime.engine import devices_in_use, place
+from runtime.flags import parse_flags
+from vllm_engine import VLLMEngine
+
+
+@pytest.fixture
+def started(monkeypatch):
+    with in_place_of_vllm(monkeypatch) as engines:
+        yield engines
+
+
+def test_an_update_by_hand(started):
+    """A token carries the version that vLLM reports for it. Shut down twice, the process is ended once."""
+    engine = VLLMEngine("model", [1], 64, channel=Channel())
+
+    async def run():
+        await start_with(engine, 3)
+        before = await engine.sample([7, 8], 2, "3")
+        engine.prepare({}, 4)
+        assert engine.version == 3
+        await engine.update()
+        return before, await engine.sample([7, 8], 2, "4")
+
+    before, after = asyncio.run(run())
+    assert started[0].calls == ["load", "version 3", "pause", "load", "version 4", "resume"]
+    assert (before.versions, after.versions, engine.version) == ([3, 3], [4, 4], 4)
+    assert after.completion_ids == [5, 5] and after.prefilled == 2
+    with pytest.raises(ValueError, match="60 prompt tokens and 5 more exceed max_model_len = 64"):
+        asyncio.run(engine.sample([7] * 60, 5, "4"))
+    engine.shutdown()
+    engine.shutdown()
+    assert started[0].calls[-2:] == ["resume", "shutdown"] and engine.channel.closed
+
+
+def test_versions_of_the_faster_scheduler(started):
+    """It sends the number of pauses before each token: the first weights are version 3, two pauses brought 4 and 7."""
+    engine = new_engine()
+    asyncio.run(start_with(engine, 3, 4, 7))
+    sent = SimpleNamespace(kv_transfer_params={"logprobs": [-1.0, -2.0, -3.0, -4.0], "pauses": [0, 1, 1, 2]})
+    assert engine.logprobs_and_versions(sent) == ([-1.0, -2.0, -3.0, -4.0], [3, 4, 4, 7])
+
+
+MINE = """
+    import asyncio
+    import torch
+    from transformers import AutoModelForCausalLM
+    from vllm_engine import Sample
+
+    class MyEngine:
+        def __init__(self, model, stop_ids, max_model_len, flags):
+            self.model, self.stop_ids = AutoModelForCausalLM.from_pretrained(model), stop_ids
+            self.slots, self.version = flags.max_num_seqs, 0
+
+        def prepare(self, weights, version):
+            self.prepared = version, {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+        async def update(self):
+            self.version, weights = self.prepared
+            self.model.load_state_dict(weights, strict=False)
+
+        start = update
+
+        async def sample(self, prompt_ids, max_tokens, salt):
+            ids, logprobs, versions = [], [], []
+            while len(ids) < max_tokens and ids[-1:] not in [[stop] for stop in self.stop_ids]:
+                logits = self.model(torch.tensor([[*prompt_ids, *ids]])).logits[0, -1].detach()
+                log_p = torch.log_softmax(logits, -1)
+                ids.append(int(torch.multinomial(log_p.exp(), 1)))
+                logprobs.append(float(log_p[ids[-1]]))
+                versions.append(self.version)
+                await asyncio.sleep(0)
+            reason = "stop" if ids[-1] in self.stop_ids else "length"
+            return Sample(ids, logprobs, versions, reason, len(prompt_ids))
+
+        def shutdown(self):
+            pass
+"""
+
+
+def test_an_engine_of_ones_own_is_named_on_the_command_line(tmp_path, monkeypatch, model):
+    """The shortest engine that keeps the table of runtime/generator.py: no cache, one request after the other. It stands
+    in the working directory, trains six steps, and its log-probs pass the check that weights arrived."""
+    (tmp_path / "my_engine.py").write_text(textwrap.dedent(MINE))
+    monkeypatch.chdir(tmp_path)
+    words = "--engine my_engine:MyEngine --output_dir run --max_steps 6 --batch_prompts 2 --rollouts 2 --k 1"
+    words += " --entropy_coef 0.1 --zero_variance_filter false --held_out 2 --eval_samples 1 --eval_every 6 --max_budget 8 --min_budget 4 --answer_budget 2"
+    assert train.main([*words.split(), "--model", model]) == 0
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    gaps = [record["logprob_gap"] for record in records if "logprob_gap" in record]
+    assert gaps and max(gaps) < 1e-5
+    assert [record["step"] for record in records if "step" in record] == [*range(1, 7)]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("nowhere:Engine", "--engine nowhere:Engine: nowhere cannot be imported"),
+        ("textwrap:Engine", "textwrap.py has no 'Engine'"),
+        (
+            "textwrap:dedent",
+            "--engine textwrap:dedent: it is called with (model, stop_ids, max_model_len, flags), and takes",
+        ),
+        ("textwrap", "--engine must be auto, vllm, torch or module:Class, not textwrap"),
+    ],
+)
+def test_an_engine_that_is_not_there_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch, capsys, name, sentence
+):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["--engine", name, "--output_dir", "run"]) == 2
+    assert sentence in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_an_engine_takes_a_gpu_without_a_trainer_if_there_is_one(monkeypatch):
+    """Two GPUs and one trainer: the engine has the second, and the run uses two devices. One GPU: they share it."""
+    import torch
+
+    for gpus, own, shared, used in ((2, [1], False, 2), (1, [0], True, 1)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        placement = place(parse_flags(["--output_dir", "none"], ""))
+        assert (placement.gpus, placement.shared) == (own, shared)
+        assert devices_in_use(placement, trainers=1) == used
