@@ -51,8 +51,8 @@ import torch
 import vllm_engine
 from runtime.flag_checks import engine_options, worker_count
 from runtime.flags import EngineFlags, Flags, UsageError, own_code, reason_of
+from runtime.folder import Record
 from runtime.generator import EngineDied, EngineFailed
-from runtime.run_folder import Record
 from runtime.torch_engine import TorchEngine
 from runtime.weights import Channel, InProcess, RunWeightFile
 

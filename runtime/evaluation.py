@@ -7,13 +7,9 @@ end, the two sides' log-probs must agree up to rounding, or the run ends.
 The completions are those of an evaluation or, between evaluations, of a probe: one completion for each of a few
 held-out prompts. Both run while the trainer computes the next gradient. The trainer waits for them just before it
 applies that gradient: then it still has the weights that sampled them.
-
-In bfloat16 rounding hides an update, or a hundred of them, from log-probs, but not from the bytes of the weights. So
-both sides hash their weights, too: before and after the first update, and every HASH_EVERY steps. Tensors that were
-byte-identical on both sides at the start (norms and most embeddings; vLLM fuses, pads, splits or repacks the rest) must
-stay identical. This also catches an engine whose weights change, but one update late.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -24,10 +20,10 @@ import torch
 from length_control import COLLAPSE_TRUNCATION
 from pipeline_rl import FORCED, Rollout
 from runtime.flags import Flags
+from runtime.folder import Folder, Progress, Record, RunFailed
 from runtime.model import TokenRow, experts
 from runtime.ranks import Ranks, SharedGenerator
-from runtime.recorder import Recorder, shares
-from runtime.run_folder import Progress, Record, RunFailed
+from runtime.recorder import Recorder, rates
 from runtime.trainer import Trainer
 from tasks.prompts import Problem, Task
 
@@ -133,27 +129,23 @@ class Evaluator:
         """Writes and prints an evaluation: `at_start` says when it began. The pass rate is that of the data sets
         that are trained on; each data set has its own beside it, if there are several. A tracker gets it at the present
         `step`, since none takes an earlier one."""
-        task, folder = self.task, self.recorder.folder
+        task = self.task
 
-        def of(*sources: str) -> list[list[Rollout]]:
-            return [group for problem, group in zip(problems, groups, strict=True) if problem.source in sources]
+        def figures_of(*sources: str) -> Record:
+            return figures(
+                [group for problem, group in zip(problems, groups, strict=True) if problem.source in sources]
+            )
 
-        record = at_start | figures(of(*task.sources)) | {"device": self.recorder.device}
-        counts: Record = {"step": record["step"], "n_samples": record["n_samples"]}
-        counts["correct"] = correct_samples(of(*task.sources))
+        record = at_start | figures_of(*task.sources) | {"device": self.recorder.device}
         numbers = {"eval/pass_rate": record["pass_rate"]}
-        reported_sets = list(task.eval_sources)
+        apart = list(task.eval_sources)
         if len(task.sources) > 1:
-            reported_sets = [*task.sources, *task.eval_sources]
-        if reported_sets:
-            record["data_sets"] = {source: figures(of(source)) for source in reported_sets}
-            record["pass_rate_of"] = {source: record["data_sets"][source]["pass_rate"] for source in reported_sets}
-            for source, rate in record["pass_rate_of"].items():
-                numbers[f"eval/{source}/pass_rate"] = rate
-        if task.eval_sources:
-            counts["data_sets"] = {source: correct_samples(of(source)) for source in task.eval_sources}
-        folder.append("eval.jsonl", record)
-        folder.append("eval_counts.jsonl", counts)
+            apart = [*task.sources, *task.eval_sources]
+        if apart:
+            record["data_sets"] = {source: figures_of(source) for source in apart}
+            for source in apart:
+                numbers[f"eval/{source}/pass_rate"] = record["data_sets"][source]["pass_rate"]
+        self.recorder.folder.append("eval.jsonl", record)
         self.ranks.accelerator.log(numbers, step=step)
         self.ranks.say(evaluation_line(record))
         if record["step"] == 0 and record["truncated"] > COLLAPSE_TRUNCATION:
@@ -165,18 +157,15 @@ class Evaluator:
 
 
 def figures(groups: Sequence[Sequence[Rollout]]) -> Record:
-    """The figures of one evaluation, from its rollouts grouped by prompt."""
-    result: Record = dict(shares([rollout for group in groups for rollout in group]))
+    """The figures of one evaluation, from its rollouts grouped by prompt; `correct` counts the right ones of each."""
+    result: Record = dict(rates([rollout for group in groups for rollout in group]))
     result["mean_length"] = result.pop("length")
-    result["pass_at_k"] = sum(count > 0 for count in correct_samples(groups)) / len(groups)
+    correct = [sum(rollout.correct for rollout in group) for group in groups]
+    result["pass_at_k"] = sum(count > 0 for count in correct) / len(groups)
     result["n_prompts"] = len(groups)
     result["n_samples"] = len(groups[0])
+    result["correct"] = correct
     return result
-
-
-def correct_samples(groups: Sequence[Sequence[Rollout]]) -> list[int]:
-    """How many rollouts of each prompt are correct."""
-    return [sum(rollout.correct for rollout in group) for group in groups]
 
 
 def evaluation_line(record: Record) -> str:
@@ -188,9 +177,9 @@ def evaluation_line(record: Record) -> str:
         f" · {record['tokens'] / 1e3:.0f}k tokens · truncated {record['truncated']:.1%} "
         f"· interrupted {record['interrupted']:.1%} · length {record['mean_length']:.1f}"
     )
-    for source, rate in record.get("pass_rate_of", {}).items():
+    for source, figures_of_source in record.get("data_sets", {}).items():
         name = source.rpartition("/")[2]
-        line += f" · {name} {rate:.3f}"
+        line += f" · {name} {figures_of_source['pass_rate']:.3f}"
     return line
 
 
@@ -212,3 +201,39 @@ def logprob_gap(gaps: list[torch.Tensor], mixture_of_experts: bool) -> float:
     if mixture_of_experts:
         return torch.stack([gap.mean() for gap in gaps]).median().item()
     return torch.cat(gaps).mean().item()
+
+
+# --------------------------------------------------------------------------------------------- the law on the whole run
+
+
+def law(folder: Folder, device: str) -> str:
+    """What a finished run says of its evaluations: Eq. 1 fitted to its pass rates and to those of each data set, and
+    where they began and ended. Draws curve.png."""
+    import fit_sigmoid  # scipy takes half a second
+
+    x = "tokens" if device == "cpu" else "device_hours"
+    picture, fits = folder.path / "curve.png", {}
+    ends: list[str] = []
+    for name, rows in evaluations(folder).items():
+        C = [0 if row["step"] == 0 else row[x] for row in rows]  # at step 0 the clock has run, nothing is trained
+        R = [row["pass_rate"] for row in rows]
+        n = [row["n_prompts"] * row["n_samples"] for row in rows]
+        fits[name] = fit_sigmoid.fit(C, R, n_samples=n)
+        text = f"{R[0]:.3f} -> {R[-1]:.3f} (mean of the last two {sum(R[-2:]) / len(R[-2:]):.3f})"
+        ends.append(f"{'pass rate':<16}{text}" if not ends else f"{'':<16}{text} of {name}")
+    drawn = {name: fit for name, fit in fits.items() if not math.isnan(fit.A)}
+    if drawn:
+        fit_sigmoid.plot_fits(drawn, x, picture)
+    title = f"\nThe law on this run ({picture}):" if drawn else "\nThe law on this run:"
+    texts = [fit_sigmoid.report(name, fit, x) for name, fit in fits.items()]
+    return "\n\n".join([title, *texts, "\n".join(ends)])
+
+
+def evaluations(folder: Folder) -> dict[str, list[Record]]:
+    """The records of eval.jsonl, under the folder's name, and those of each data set that the last one tells apart,
+    from the first that has it: a set may have come with a resume."""
+    records = folder.read("eval.jsonl")
+    result = {str(folder.path): records}
+    for name in records[-1].get("data_sets", {}):
+        result[name] = [row | row["data_sets"][name] for row in records if name in row.get("data_sets", {})]
+    return result

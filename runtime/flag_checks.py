@@ -32,8 +32,8 @@ from runtime.flags import (
     parsed_engine_args,
     reason_of,
 )
+from runtime.folder import Record
 from runtime.model import check_config
-from runtime.run_folder import Folder, Record
 from vllm_engine import VLLMEngine
 
 BOUNDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
@@ -62,7 +62,7 @@ USUAL = {  # values for real models, where the default suits the built-in task
 def check_flags(flags: Flags) -> list[str]:
     """Raises UsageError for what cannot work; returns notes. Rounds `max_steps` up where steps come in rounds of k."""
     engine_options(flags)  # raises UsageError itself
-    for rule in (bounds, unused, loss, schedule, length, data, model, folders):  # a folder hides no other fault
+    for rule in (bounds, unused, loss, schedule, length, data, model):
         for sentence in rule(flags):
             raise UsageError(sentence)
     messages = list(notes(flags))
@@ -172,20 +172,6 @@ def loss(flags: Flags) -> Iterator[str]:
         own_code(flags, "task")
         if flags.dataset != DEFAULTS["dataset"]:
             yield f"--task {flags.task} takes the place of --dataset {flags.dataset}; leave out one of the two."
-
-
-def folders(flags: Flags) -> Iterator[str]:
-    """A run, other files, or the model to train, which would be overwritten."""
-    if flags.resume:
-        return
-    folder = Path(flags.output_dir)
-    if flags.overwrite and flags.model and Path(flags.model).resolve().is_relative_to(folder.resolve()):
-        yield f"--overwrite would delete --model {flags.model}, which lies in --output_dir; choose another folder."
-    if Folder(folder).holds_run():
-        if not flags.overwrite:
-            yield f"--output_dir {folder} holds a run; give another folder, or --resume {folder}, or --overwrite true."
-    elif folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        yield f"--output_dir {folder} is not empty and holds no run; choose another folder."
 
 
 # -------------------------------------------------------------------------------------------------- which engine

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fp32_head import head_of, token_logprobs
 from runtime.flags import ModelFlags, UsageError, reason_of
-from runtime.run_folder import UNREADABLE
+from runtime.folder import UNREADABLE
 
 if TYPE_CHECKING:  # their imports take seconds
     from transformers import PretrainedConfig, PreTrainedModel

@@ -1,14 +1,15 @@
-"""Makes the parts of a run from its flags. A flag that cannot work raises a UsageError that names it.
+"""Makes the parts of a run from its flags, on every rank. A flag that cannot work raises a UsageError that names it.
 
-`new_parts` makes them on every rank, `start` starts the engine and opens the logs.
+run.py starts the engine and opens the logs.
 """
 
 import logging
 import math
 import os
+import random
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,14 @@ import torch
 
 import length_control
 from filters import PassRateHistory
-from runtime import run_folder
-from runtime.engine import Placement, RunEngine, TorchEngine, devices_in_use, new_engine, place
+from runtime.engine import RunEngine, TorchEngine, devices_in_use, new_engine, place
 from runtime.evaluation import Evaluator
 from runtime.flag_checks import new_pacer
 from runtime.flags import BUILT_IN, Flags, LengthFlags, UsageError, own_code, reason_of, with_flag_names
-from runtime.generator import EngineFailed, Generator, StopRequested
+from runtime.folder import UNREADABLE, Folder, Progress, check_folder
+from runtime.generator import Generator
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
-from runtime.run_folder import UNREADABLE, Folder, Progress
 from runtime.trainer import Trainer
 from tasks import data_sets, warm_start
 from tasks.prompts import PromptStream, Task
@@ -33,92 +33,65 @@ from tasks.prompts import PromptStream, Task
 CACHE = Path(__file__).parent.parent / "runs" / "cache"  # of warm-started models
 
 
-@dataclass
-class Parts:
-    """What a run is made of, on one rank."""
+class Run:
+    """What a run is made of, on one rank. Each part needs some of those above it."""
 
-    ranks: Ranks
-    folder: Folder
-    task: Task
-    trainer: Trainer
-    history: PassRateHistory
-    prompts: PromptStream
-    generator: SharedGenerator
-    recorder: Recorder
-    evaluator: Evaluator
-    devices: int  # in use, of trainer and engine
+    def __init__(self, flags: Flags) -> None:
+        """Makes everything but a running engine. Raises UsageError for a flag that cannot work, and then has changed no
+        file."""
+        self.flags = flags
+        self.progress = Progress(random.Random(flags.seed))
+        placement = place(flags)  # first, since it refuses devices before a process group waits for them
+        self.ranks = ranks = Ranks(new_accelerator(flags))
+        self.devices = devices_in_use(placement, ranks.count)
+        with ExitStack() as to_close:  # what is made before something fails is ended, the last one first
+            # The task has the prompts, the verifier and the tokenizer. Without --model it has a first model, too.
+            self.task = task = load_task(flags, judge=ranks.main)
+            to_close.callback(task.close)
+            model_folder = first_model(flags, ranks, task)
+            if isinstance(task, data_sets.DatasetTask):
+                ranks.say(prompts_line(task))
+            control = new_interruption(flags, task)
+            longest = longest_row(flags, task, control)
+
+            # The folder is looked at again now that it is ours: another run may have ended in it since the flags were
+            # checked. An old run in it is deleted only once the engine is up.
+            self.folder = Folder(flags.output_dir)
+            to_close.callback(self.folder.unlock)
+            ranks.from_main(self.folder.lock)
+            ranks.from_main(lambda: check_folder(flags))
+
+            # The trainer loads the model; task and model must fit each other.
+            self.trainer = Trainer(flags, ranks.accelerator, model_folder, longest)
+            check_model(flags, self.trainer.model, task, longest)
+            if ranks.main:
+                check_saving(self.trainer.model, task)
+
+            # The generator takes prompts from a stream that passes over those which the history retires.
+            self.history = PassRateHistory(flags.pass_rate_threshold)
+            self.prompts = PromptStream(task.train, flags.seed, self.history.retired)
+            rank = ranks.accelerator.process_index
+            engine, channel = new_engine(flags, placement, rank, model_folder, task.stop_ids, longest)
+            generator = None
+            if engine is not None:  # on rank 0
+                generator = new_generator(flags, engine, task, self.prompts, control, self.progress)
+            self.generator = SharedGenerator(generator, channel, ranks)
+            self.recorder = Recorder(flags, ranks, self.folder, task, self.prompts, self.generator)
+            self.evaluator = Evaluator(flags, ranks, task, self.trainer, self.generator, self.recorder)
+            self._to_close = to_close.pop_all()
+        self._to_close.callback(self._end_accelerator)
+        self._to_close.callback(self.generator.close)
 
     def close(self) -> None:
-        """Ends the engine, the reward workers and the trackers, whatever happened."""
-        self.generator.close()
-        self.task.close()
+        """Ends the engine, the trackers, the reward workers and the lock, in this order, whatever happened."""
+        self._to_close.close()
+
+    def _end_accelerator(self) -> None:
         # DDP goes before the process group ends. Were its reducer the last to hold the group, it would wait for gloo's
         # threads with Python's lock in hand, and they may need that lock to free their last tensors.
         self.trainer.policy = None
         self.ranks.accelerator.free_memory()
         self.ranks.accelerator.end_training()
-        self.folder.unlock()
-
-
-def new_parts(flags: Flags, progress: Progress) -> Parts:
-    """Everything but a running engine; with --resume, model and `progress` are those of the newest checkpoint. Raises
-    UsageError."""
-    placement = place(flags)
-    ranks = Ranks(new_accelerator(flags))
-    folder = Folder(flags.output_dir)
-    task = load_task(flags, judge=ranks.main)  # before the folder is made, or emptied: it refuses most of what is wrong
-    try:
-        model_folder = first_model(flags, ranks, task)
-        ranks.from_main(folder.lock)
-        if ranks.main and flags.overwrite and not flags.resume:
-            folder.clear()
-        return parts_of(flags, placement, progress, ranks, folder, task, model_folder)
-    except BaseException:  # nobody else would end the reward workers and unlock the folder
-        task.close()
-        folder.unlock()
-        raise
-
-
-def parts_of(
-    flags: Flags, placement: Placement, progress: Progress, ranks: Ranks, folder: Folder, task: Task, model_folder: str
-) -> Parts:  # fmt: skip
-    """The parts of a run with this task and this model. Raises UsageError."""
-    if isinstance(task, data_sets.DatasetTask):
-        ranks.say(prompts_line(task))
-    control = new_interruption(flags, task)  # on every rank, so that all end with the same sentence
-    longest = longest_row(flags, task, control)
-    trainer = Trainer(flags, ranks.accelerator, model_folder, longest)
-    check_model(flags, trainer.model, task, longest)
-    history = PassRateHistory(flags.pass_rate_threshold)
-    prompts = PromptStream(task.train, flags.seed, history.retired)
-    if flags.resume:
-        resume(flags, ranks, folder, task, history, prompts, progress)
-    if ranks.main:
-        check_saving(trainer.model, task)
-    rank = ranks.accelerator.process_index
-    engine, channel = new_engine(flags, placement, rank, model_folder, task.stop_ids, longest)
-    generator = None
-    if engine is not None:
-        generator = new_generator(flags, engine, task, prompts, control, progress)
-    shared = SharedGenerator(generator, channel, ranks)
-    recorder = Recorder(flags, ranks, folder, task, prompts, shared)
-    evaluator = Evaluator(flags, ranks, task, trainer, shared, recorder)
-    devices = devices_in_use(placement, ranks.count)
-    return Parts(ranks, folder, task, trainer, history, prompts, shared, recorder, evaluator, devices)
-
-
-def start(flags: Flags, parts: Parts, progress: Progress) -> None:
-    """Starts the engine with the trainer's weights, then the clock and the logs. Raises UsageError, or StopRequested
-    before anything is written."""
-    trainer, recorder = parts.trainer, parts.recorder
-    try:
-        parts.generator.start(trainer.weights, progress.version)
-    except EngineFailed as error:
-        raise UsageError(f"--model {flags.model or 'built in'}: {error}.") from error
-    if parts.ranks.from_main(lambda: progress.stop_signal):
-        raise StopRequested
-    recorder.start_clock(trainer.parameters_in_flops, parts.devices, progress.compute)
-    recorder.open(progress.step)
 
 
 # ------------------------------------------------------------------------------------------------------------- trainer
@@ -154,37 +127,6 @@ def first_model(flags: Flags, ranks: Ranks, task: Task) -> str:
     if make is None:
         raise UsageError(f"--task {flags.task} returns a task without a `first_model`; give --model.")
     return ranks.from_main(lambda: str(make(CACHE, ranks.say)))
-
-
-def resume(
-    flags: Flags, ranks: Ranks, folder: Folder, task: Task, history: PassRateHistory, prompts: PromptStream,
-    progress: Progress,
-) -> None:  # fmt: skip
-    """Loads the newest complete checkpoint and takes off what the logs gained after it. Raises UsageError."""
-    newest = folder.newest_checkpoint()
-    if newest is None:
-        raise UsageError(
-            f"--resume {folder.path}: no complete checkpoint is there; start anew with --output_dir and "
-            "--overwrite true."
-        )
-    checkpoint, state = newest
-    run_folder.load(ranks.accelerator, checkpoint)
-    used = {*state["prompts"]["first"], *(key for key, *_ in state["history"]["counts"])}
-    if not used <= {problem.key for problem in task.train}:
-        raise UsageError(
-            f"--resume: prompts of {checkpoint} are not among the prompts of this data set; give --dataset and --seed "
-            "as before, and no --eval_dataset that has prompts of it."
-        )
-    try:
-        history.load_state_dict(state["history"])
-    except ValueError as error:
-        raise UsageError(f"--resume: {error} Give --pass_rate_threshold as before.") from error
-    prompts.load_state_dict(state["prompts"])
-    progress.load_state_dict(state)
-    progress.compute = state["compute"]
-    if ranks.main:
-        folder.cut_back(state["logs"])
-    ranks.say(f"resumed from {checkpoint}; {len(prompts.first)} prompts that were in flight come first")
 
 
 # ----------------------------------------------------------------------------------------------------------- generator

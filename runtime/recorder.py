@@ -1,6 +1,6 @@
 """What a run measures, prints and writes while it trains: the record and the line of each step.
 
-Those of an evaluation are in evaluation.py; what a run says at its end is in closing.py.
+Those of an evaluation are in evaluation.py.
 """
 
 import json
@@ -17,9 +17,9 @@ from tqdm import tqdm
 import length_control
 from pipeline_rl import Group, Rollout, lags
 from runtime.flags import OF_ONE_CALL, VERSION, Flags
+from runtime.folder import Folder, Progress, Record
 from runtime.generator import Generator
 from runtime.ranks import Ranks, SharedGenerator
-from runtime.run_folder import Folder, Progress, Record
 from runtime.trainer import TrainingBatch
 from tasks.prompts import PromptStream, Task
 
@@ -121,32 +121,26 @@ class Recorder:
         finally:
             self.wait_seconds += time.monotonic() - started
 
-    def sampled(self, groups: Sequence[Group], rewards: Tensor, varied: Tensor) -> Record:
+    def measure(self, groups: Sequence[Group], rewards: Tensor, varied: Tensor) -> Record:
         """Metrics of everything that was sampled for a batch: its groups with their shaped rewards (N,), and what
-        dynamic sampling discarded on the way. `varied` (N,): the rollouts of groups with unequal rewards."""
+        dynamic sampling discarded on the way. `varied` (N,): the rollouts of groups with unequal rewards. `groups`
+        becomes [prompt key, correct rollouts, rollouts] of each."""
         discarded, self.discarded = self.discarded, []
         every_group = [*groups, *(group for group, _ in discarded)]
         rewards = torch.cat([rewards, *(shaped for _, shaped in discarded)])
         metrics: Record = {"reward": rewards.mean().item()}
-        metrics |= shares([rollout for group in every_group for rollout in group.rollouts])
+        metrics |= rates([rollout for group in every_group for rollout in group.rollouts])
         metrics["zero_variance_groups"] = int((~varied).sum()) // self.flags.rollouts
         if self.flags.dynamic_sampling:
             metrics["offered"] = len(every_group)
             metrics["discarded_groups"] = len(discarded)
+        metrics["groups"] = []
+        for group in every_group:
+            correct = sum(rollout.correct for rollout in group.rollouts)
+            metrics["groups"].append([group.problem.key, correct, len(group.rollouts)])
         return metrics
 
-    def consumed(self, step: int, groups: Sequence[Group]) -> None:
-        """One line of groups.jsonl: the prompts, how many rollouts are correct, how many tokens each has sampled."""
-        if not self.ranks.main:
-            return
-        counts, lengths = [], []
-        for group in groups:
-            correct = sum(rollout.correct for rollout in group.rollouts)
-            counts.append([group.problem.key, correct, len(group.rollouts)])
-            lengths.append([sum(rollout.mask) for rollout in group.rollouts])
-        self.folder.append("groups.jsonl", {"step": step, "groups": counts, "lengths": lengths})
-
-    def step(
+    def write_step(
         self, progress: Progress, groups: Sequence[Group], batch: TrainingBatch | None, metrics: Record, version: int
     ) -> None:
         """The record and the line of the step that `progress` has just counted; it began at `version`."""
@@ -218,7 +212,29 @@ class Recorder:
         with suppress(OSError):
             self.bar.close()
 
-    def samples(self, step: int, groups: Sequence[Group]) -> None:
+    def table(self) -> str:
+        """At the end: compute, waiting, lag, and where the files are."""
+        compute = self.clock.now()
+        steps = [record for record in self.folder.read("metrics.jsonl") if "step" in record]
+
+        def total(name: str) -> float:
+            return sum(record[name] for record in steps)
+
+        seconds = max(1e-9, total("seconds"))
+        mean_lag = total("lag_mean") / max(1, len(steps))
+        largest_lag = max((record["lag_max"] for record in steps), default=0)
+        wall_time = compute["device_hours"] * 3600 / self.clock.devices
+        rows = {
+            "compute": f"{wall_time:.0f} s on {self.clock.devices} x {self.device}, {compute['flops']:.2e} FLOPs",
+            "tokens": f"{compute['tokens']:,} sampled, {compute['trained_tokens']:,} trained",
+            "generator idle": f"{(total('generator_idle') + total('sync_seconds')) / seconds:.1%}",
+            "trainer idle": f"{total('trainer_idle') / seconds:.1%}",
+            "lag mean / max": f"{mean_lag:.2f} / {largest_lag} (k = {self.flags.k})",
+            "files": str(self.folder.path),
+        }
+        return "\n".join(f"{name:<16}{text}" for name, text in rows.items())
+
+    def write_samples(self, step: int, groups: Sequence[Group]) -> None:
         """Two rollouts of each of two groups, to read, into samples.jsonl. `versions` has the weights that sampled each
         token, FORCED where it was not sampled and does not train."""
         for group in groups[:2] if self.ranks.main else ():
@@ -238,7 +254,7 @@ class Recorder:
 # ------------------------------------------------------------------------------------------- a step's figures, its line
 
 
-def shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
+def rates(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """What share is correct, truncated, interrupted; the mean length with forced tokens."""
     n = len(rollouts)
     return {

@@ -115,8 +115,10 @@ def private_folder() -> tuple[Path, FileLock]:
     base = vllm_engine.shared_memory()
     for stale in base.glob(f"{PREFIX}*"):
         pid = stale.name.removeprefix(PREFIX).split("-")[0]
-        with suppress(OSError):  # removed by another process; still locked; or a symbolic-link loop
-            if pid.isdigit() and not Path(f"/proc/{pid}").exists() and stale.stat().st_uid == os.getuid():
+        with suppress(OSError):  # removed by another process; or still locked
+            gone = pid.isdigit() and not Path(f"/proc/{pid}").exists()
+            # A link of another user's would lead the lock to one of our folders.
+            if gone and not stale.is_symlink() and stale.stat().st_uid == os.getuid():
                 with FileLock(stale / "lock", timeout=0):
                     shutil.rmtree(stale, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))

@@ -1,6 +1,6 @@
 """Runs train.py without what Windows does not have, as far as Linux can play that: python tests/as_on_windows.py FLAGS
 
-No fcntl, no resource, no pwd, no SIGHUP, no user ids and no fork; folders that cannot be opened, files that are flushed
+No fcntl (but for filelock, which has a lock of its own there), no resource, no pwd, no SIGHUP, no user ids and no fork; folders that cannot be opened, files that are flushed
 only by who may write them, a rename that replaces nothing; text is ASCII where LC_ALL=C PYTHONUTF8=0. vLLM is not installed, nor are data sets and their judges.
 """
 
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 for package in ("accelerate", "psutil", "torch", "transformers.models.qwen3.modeling_qwen3"):
     importlib.import_module(package)  # these know Windows themselves
 PACKAGES = ("fcntl", "resource", "pwd", "grp", "termios", "vllm", "ray", "datasets", "math_verify", "tensorboard")
-OF_OS = ("getuid", "geteuid", "getgid", "fork", "killpg", "setsid", "memfd_create")
+OF_OS = ("O_DIRECTORY", "getuid", "geteuid", "getgid", "fork", "killpg", "setsid", "memfd_create")
 OF_SIGNAL = ("SIGHUP", "SIGPROF", "setitimer", "pthread_sigmask")
 os_open, os_close, os_fsync, os_rename = os.open, os.close, os.fsync, os.rename
 temporary: dict[int, str] = {}  # descriptor -> a file that goes with it

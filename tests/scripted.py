@@ -17,16 +17,20 @@ from types import SimpleNamespace
 import torch
 from PIL import Image
 
+import fit_sigmoid
 import runtime.parts
+import runtime.run
 import train
 from pipeline_rl import FORCED, Group, Pacer, Rollout
-from runtime import closing, evaluation, run_folder
+from runtime import evaluation
+from runtime import folder as run_folder
 from runtime.flags import Flags, parse_flags
+from runtime.folder import Folder, Progress
 from runtime.generator import Counters
 from runtime.model import TokenRow
+from runtime.parts import Run
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
-from runtime.run_folder import Folder, Progress
 from runtime.weights import RunWeightFile
 from tasks import arithmetic, warm_start
 
@@ -173,24 +177,27 @@ class Killed(Exception):
 class Ended:
     """A run that came to its end, or was killed."""
 
-    parts: runtime.parts.Parts
-    progress: Progress
+    run: Run
+
+    @property
+    def progress(self) -> Progress:
+        return self.run.progress
 
     @property
     def generator(self) -> ScriptedGenerator:
-        return self.parts.generator.on_main
+        return self.run.generator.on_main
 
     @property
     def trainer(self) -> ScriptedTrainer:
-        return self.parts.trainer
+        return self.run.trainer
 
     @property
     def steps(self) -> list[dict]:
-        return [record for record in self.parts.folder.read("metrics.jsonl") if "step" in record]
+        return [record for record in self.run.folder.read("metrics.jsonl") if "step" in record]
 
     @property
     def evals(self) -> list[dict]:
-        return self.parts.folder.read("eval.jsonl")
+        return self.run.folder.read("eval.jsonl")
 
     def pushes(self) -> list[tuple[str, int]]:
         """Calls of `push` and `release`, with their counts of groups."""
@@ -198,27 +205,27 @@ class Ended:
 
     def state(self):
         """Everything of the trainer's side that must be equal."""
-        parts = self.parts
-        optimizer = parts.trainer.optimizer.state_dict()["state"]
-        tensors = dict(parts.trainer.model.state_dict())
+        run = self.run
+        optimizer = run.trainer.optimizer.state_dict()["state"]
+        tensors = dict(run.trainer.model.state_dict())
         tensors |= {f"{i}.{name}": value for i, entry in optimizer.items() for name, value in entry.items()}
         counts = (self.progress.step, self.progress.version)
-        return tensors, parts.history.state_dict(), parts.prompts.state_dict(), counts
+        return tensors, run.history.state_dict(), run.prompts.state_dict(), counts
 
 
 def to_the_end(flags: Flags) -> Ended:
     """A run without `main`: errors come through."""
-    progress = Progress(random.Random(flags.seed))
-    parts = train.new_parts(flags, progress)
+    runtime.folder.check_folder(flags)
+    run = runtime.run.Run(flags)
     try:
-        train.start(flags, parts, progress)
-        train.train(flags, parts, progress)
-        train.end_of_run(flags, parts, progress)
+        runtime.run.start(run)
+        train.train(run)
+        runtime.run.end(run)
     except Killed:
         pass
     finally:
-        parts.close()
-    return Ended(parts, progress)
+        run.close()
+    return Ended(run)
 
 
 def play(
@@ -240,9 +247,7 @@ def play(
     monkeypatch.setattr(arithmetic, "graded_task", partial(arithmetic.graded_task, pool_size=prompts))
     monkeypatch.setattr(runtime.parts, "new_generator", new_generator)
     monkeypatch.setattr(runtime.parts, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
-    monkeypatch.setattr(closing, "closing_fits", lambda *_: ((None, None), "fitted to nothing"))
-    monkeypatch.setattr(closing.forecast, "plot_curves", lambda _, path: path.touch())  # half a second
-    monkeypatch.setattr(closing.forecast, "format_report", lambda *curves: "")
+    monkeypatch.setattr(runtime.run, "law", lambda *_: "fitted to nothing")  # half a second
     options = {
         "output_dir": str(folder), "model": "scripted", "batch_prompts": 3, "rollouts": 2, "max_steps": 8,
         "eval_every": 4, "held_out": 5, "eval_samples": 2, "save_every": 0, "k": 2,
@@ -281,11 +286,14 @@ def batch_of(groups, folder, **changes):
     history, prompts, task = train.filters.PassRateHistory(), SimpleNamespace(epoch=0), SimpleNamespace(text=str)
     recorder = Recorder(flags, ranks, Folder(folder), task, prompts, shared)
     evaluator = SimpleNamespace(begin_if_due=str, check_bytes=str, wait=lambda progress: {})
-    parts = runtime.parts.Parts(ranks, Folder(folder), task, trainer, history, prompts, shared, recorder, evaluator, 1)
+    run = SimpleNamespace(
+        flags=flags, progress=Progress(random.Random(0)), ranks=ranks, folder=recorder.folder, task=task, trainer=trainer,
+        history=history, prompts=prompts, generator=shared, recorder=recorder, evaluator=evaluator,
+    )  # fmt: skip
     recorder.start_clock(1, 1, {})
     recorder.open(0)
-    train.train(flags, parts, Progress(random.Random(0)))
-    record = parts.folder.read("metrics.jsonl")[-1]
+    train.train(run)
+    record = run.folder.read("metrics.jsonl")[-1]
     return (trainer.batches or [None])[0], record
 
 
@@ -372,12 +380,11 @@ def record_rollouts(monkeypatch, script: dict | None = None) -> None:
     does."""
     monkeypatch.setattr(arithmetic, "graded_task", partial(arithmetic.graded_task, pool_size=12))
     replay = type("Scripted", (Replay,), script or {})
-    new_parts = runtime.parts.new_parts
 
-    def new_scored_parts(flags, progress):
-        parts = new_parts(flags, progress)
-        parts.generator.on_main.trainer = parts.trainer
-        return parts
+    class ScoredRun(Run):
+        def __init__(self, flags):
+            super().__init__(flags)
+            self.generator.on_main.trainer = self.trainer
 
     def new_generator(flags, engine, task, prompts, control, progress):
         return replay(prompts, flags, progress)
@@ -385,9 +392,9 @@ def record_rollouts(monkeypatch, script: dict | None = None) -> None:
     monkeypatch.setattr(evaluation, "PROBE_EVERY", 1)
     monkeypatch.setattr(run_folder, "KEEP", 9)
     monkeypatch.setattr(runtime.parts, "new_generator", new_generator)
-    monkeypatch.setattr(train, "new_parts", new_scored_parts)
+    monkeypatch.setattr(runtime.run, "Run", ScoredRun)
     empty = Image.new("RGB", (4, 3))
-    monkeypatch.setattr(closing.forecast, "plot_curves", lambda _, path: empty.save(path))  # half a second each
+    monkeypatch.setattr(fit_sigmoid, "plot_fits", lambda fits, x, path: empty.save(path))  # half a second each
 
 
 def go(monkeypatch, folder, model, *extra, killed_after=None, script: dict | None = None) -> Ended:
@@ -401,8 +408,8 @@ class Program:
 
     def __init__(self, monkeypatch, folder: Path, model: str, capsys):
         self.monkeypatch, self.folder, self.model, self.capsys = monkeypatch, folder, model, capsys
-        monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)  # pytest's own stay
-        monkeypatch.setattr(train, "choose_engine", lambda flags: [])  # no vLLM is imported
+        monkeypatch.setattr(runtime.run.signal, "signal", lambda number, handler: None)  # pytest's own stay
+        monkeypatch.setattr(runtime.run, "choose_engine", lambda flags: [])  # no vLLM is imported
 
     def __call__(self, *extra, folder: Path | None = None, script: dict | None = None) -> tuple[int, str, str]:
         record_rollouts(self.monkeypatch, script)
@@ -418,5 +425,5 @@ def without_times(folder, name):
 
 def assert_same_logs(one, other):
     """Two runs wrote the same, but for what a clock measured."""
-    for name in ("metrics.jsonl", "eval.jsonl", "eval_counts.jsonl", "groups.jsonl"):
+    for name in ("metrics.jsonl", "eval.jsonl"):
         assert without_times(one, name) == without_times(other, name), name

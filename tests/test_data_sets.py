@@ -15,8 +15,9 @@ from scripted import record_rollouts
 from test_rows import write_rows
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+import runtime.run
 import train
-from runtime.run_folder import Folder
+from runtime.folder import Folder
 from tasks import data_sets, judges
 from tasks.data_sets import PromptOptions, load_dataset_task
 from tasks.judges import RewardPool
@@ -289,7 +290,7 @@ def test_a_run_with_an_evaluation_set(monkeypatch, tmp_path, model, capsys):
     """A run without the set, then resumed with it: the evaluations from then on have it beside the held-out prompts, which
     alone are the pass rate, and its curve is fitted at the end. A set that has a prompt of the checkpoint is refused."""
     record_rollouts(monkeypatch)
-    monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(runtime.run.signal, "signal", lambda number, handler: None)
     rows = [{"prompt": f"{a} {b} again", "answer": "7"} for a in range(4) for b in range(4)]
     run = tmp_path / "run"
     data = write_rows(tmp_path / "rows.jsonl", rows)
@@ -299,16 +300,14 @@ def test_a_run_with_an_evaluation_set(monkeypatch, tmp_path, model, capsys):
     assert train.main([*flags.split(), "--interruption_phrase", "time up </think>"]) == 0
     assert f"12 prompts to train on; held out: 4 of {data}; left out: no row" in capsys.readouterr().out
     assert train.main(["--resume", str(run), "--max_steps", "4", "--eval_dataset", f"own={own}"]) == 0
-    assert f"{run}, own: " in capsys.readouterr().out
+    assert "\nown: no fit" in capsys.readouterr().out
     evaluations = Folder(run).read("eval.jsonl")
-    counts = Folder(run).read("eval_counts.jsonl")
     assert [sorted(record.get("data_sets", {})) for record in evaluations] == [[], [], [], ["own"], ["own"]]
-    for record, count in zip(evaluations[3:], counts[3:], strict=True):
+    for record in evaluations[3:]:
         of_own = record["data_sets"]["own"]
         assert (record["n_prompts"], of_own["n_prompts"]) == (4, 3)
-        assert record["pass_rate"] == sum(count["correct"]) / 4
-        assert of_own["pass_rate"] == record["pass_rate_of"]["own"] == sum(count["data_sets"]["own"]) / 3
-    trained = {key for record in Folder(run).read("groups.jsonl") for key, *_ in record["groups"]}
+        assert record["pass_rate"] == sum(record["correct"]) / 4 and of_own["pass_rate"] == sum(of_own["correct"]) / 3
+    trained = {key for record in Folder(run).read("metrics.jsonl") if "step" in record for key, *_ in record["groups"]}
     again = write_rows(tmp_path / "again.jsonl", [row for row in rows if stable_key(row["prompt"]) in trained][:1])
     assert train.main(["--resume", str(run), "--max_steps", "5", "--eval_dataset", f"again={again}"]) == 2
     assert "no --eval_dataset that has prompts of it" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """runtime/evaluation.py: the gap by hand, and a run that ends when the generator has other weights than the trainer."""
 
-import hashlib
 import math
 
 import pytest
@@ -8,10 +7,9 @@ import torch
 from scripted import ScriptedTrainer, rollout
 
 from pipeline_rl import Rollout
-from runtime import evaluation
-from runtime.evaluation import evaluation_line, figures, logprob_gap, logprob_gaps
+from runtime.evaluation import evaluation_line, figures, law, logprob_gap, logprob_gaps
+from runtime.folder import Folder, RunFailed
 from runtime.model import TokenRow
-from runtime.run_folder import RunFailed
 
 
 def test_figures_by_hand():
@@ -22,15 +20,16 @@ def test_figures_by_hand():
         [rollout(-1, 5, forced=1), rollout(-1, 6)],
     ]
     expected = {"pass_rate": 0.5, "pass_at_k": 2 / 3, "n_prompts": 3, "n_samples": 2}
+    assert figures(groups)["correct"] == [2, 1, 0]
     expected |= {"interrupted": 1 / 6, "truncated": 1 / 6, "mean_length": 3.5}
-    assert figures(groups) == pytest.approx(expected)
+    assert {name: figures(groups)[name] for name in expected} == pytest.approx(expected)
     record = figures(groups) | {"step": 30, "tokens": 123_456}
     line = evaluation_line(record)
     for part in ("step 30", "0.500", "pass@2 0.667", "123k", "truncated 16.7%", "interrupted 16.7%", "length 3.5"):
         assert part in line
-    rates = {"data/aime24": 0.1, "math": 0.25}
+    sets = {"data/aime24": {"pass_rate": 0.1}, "math": {"pass_rate": 0.25}}
     assert "pass@" not in evaluation_line(record | {"n_samples": 1})  # it would be 0.500 again
-    assert evaluation_line(record | {"pass_rate_of": rates}) == line + " · aime24 0.100 · math 0.250"
+    assert evaluation_line(record | {"data_sets": sets}) == line + " · aime24 0.100 · math 0.250"
 
 
 def test_correct_samples_of_each_held_out_problem(run):
@@ -42,8 +41,9 @@ def test_correct_samples_of_each_held_out_problem(run):
         return [[self.rollout(1.0 if j < i % 3 else -1.0) for j in range(n_samples)] for i in range(len(problems))]
 
     played = run({"evaluate": evaluate}, max_steps=4)
-    counts = [{"step": step, "n_samples": 2, "correct": [0, 1, 2, 0, 1]} for step in (0, 4)]
-    assert played.parts.folder.read("eval_counts.jsonl") == counts
+    assert [(r["step"], r["n_samples"], r["correct"]) for r in played.evals] == [
+        (n, 2, [0, 1, 2, 0, 1]) for n in (0, 4)
+    ]
     assert [(r["pass_rate"], r["pass_at_k"]) for r in played.evals] == [(0.4, 0.6)] * 2
 
 
@@ -83,7 +83,7 @@ def test_the_ratio_taken_apart_at_each_step(run):
         return True, ScriptedTrainer.backward(self, batch)[1] | {"log_ratio_rms": 0.1}
 
     played = run({"logprob": mismatch}, {"backward": backward}, dtype="bfloat16", eval_every=100)
-    steps, recorder = played.steps, played.parts.recorder
+    steps, recorder = played.steps, played.run.recorder
     assert [r["step"] for r in steps if "mismatch_rms" in r] == [1, 4, 7]
     assert [r["staleness_rms"] for r in steps] == pytest.approx([0.08] * 6 + [0.06] * 2)
     recorder.mismatch = None
@@ -105,66 +105,6 @@ def test_weights_that_did_not_move_end_the_run(run):
         run({"logprob": -0.12}, dtype="bfloat16")
 
 
-def sha256(tensor) -> str:
-    """vLLM's hash of a parameter."""
-    return hashlib.sha256(tensor.view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
-@pytest.mark.parametrize("hash_of", [sha256, lambda x: str(torch.hash_tensor(x).item())])
-@pytest.mark.parametrize(
-    ("behind", "version"),
-    [
-        (lambda worker, version: 0, None),
-        (lambda worker, version: 1, 0),  # from the start on
-        (lambda worker, version: version, 1),  # no update reaches it
-        (lambda worker, version: int(version >= 4), 4),
-        (lambda worker, version: 1.5 * (version >= 4) * worker, 4),  # one worker of two, something in between
-    ],
-)
-def test_an_engine_that_is_behind_ends_the_run(monkeypatch, run, hash_of, behind, version):
-    """Its bytes change with each update, or do not. What it keeps as it is shows at the first comparison: `packed` is
-    stored otherwise from the start, and `split` by one worker only."""
-
-    def tensors(steps):
-        return {name: torch.tensor([steps, 0.5], dtype=torch.bfloat16) for name in ("packed", "split", "norm")}
-
-    def weight_digests(self):
-        workers = []
-        for i in (0, 1):
-            digest = hash_of(tensors(self.version - behind(i, self.version))["norm"])
-            names = {"packed": "?", "norm": digest, "fused": "?", "split": "?" if i else digest}
-            workers.append({f"dp{i}:tp0:{name}": x for name, x in names.items()})
-        return workers
-
-    monkeypatch.setattr(evaluation, "HASH_EVERY", 2)
-    trainer = {"weights": property(lambda self: tensors(self.steps), lambda self, value: None)}
-    if version is None:
-        assert run({"weight_digests": weight_digests}, trainer).progress.version == 8
-    else:
-        with pytest.raises(RunFailed, match=f"weights check: at version {version} the engine holds other bytes .* of "):
-            run({"weight_digests": weight_digests}, trainer)
-
-
-def test_bytes_are_compared_where_they_must_differ(monkeypatch, run):
-    """Before and after the first update, then once at each multiple of HASH_EVERY. Under PPO-off-policy the engine gets
-    nothing before version 4; a gradient that is not finite makes no version."""
-    asked = []
-
-    def weight_digests(self):
-        asked.append(self.version)
-        return [{"w": self.version}]
-
-    for bad, every, changes, versions in (
-        ([], 3, {}, [0, 1, 3, 6]),
-        ([], 30, {"schedule": "ppo_off_policy", "k": 4}, [0, 4]),
-        ([0, 1], 30, {}, [0, 1]),
-    ):
-        asked.clear()
-        monkeypatch.setattr(evaluation, "HASH_EVERY", every)
-        run({"weight_digests": weight_digests}, {"bad": bad}, **changes)
-        assert asked == versions
-
-
 def test_probes_come_as_often_when_steps_come_in_rounds(run):
     """Every 3 steps, or at the end of the round of 4 that passes one. What begins after a step is compared in the next
     one; the evaluation of step 0 is compared in step 1."""
@@ -176,22 +116,6 @@ def test_probes_come_as_often_when_steps_come_in_rounds(run):
 def test_evaluations_that_come_due_within_a_round_are_made_after_it(run):
     played = run(schedule="ppo_off_policy", k=4, max_steps=12, eval_every=3)
     assert [r["step"] for r in played.evals] == [0, 4, 8, 12]
-
-
-def test_one_tensor_behind_among_others_ends_the_run(monkeypatch, run):
-    """Both sides hold `norm` and `bias` alike at the start; from version 2 on `bias` stays behind."""
-    monkeypatch.setattr(evaluation, "HASH_EVERY", 2)
-
-    def tensors(version, behind):
-        return {name: torch.tensor([n, 0.5]) for name, n in (("norm", version), ("bias", version - behind))}
-
-    def weight_digests(self):
-        digested = tensors(self.version, int(self.version >= 2))
-        return [{name: sha256(tensor) for name, tensor in digested.items()}]
-
-    trainer = {"weights": property(lambda self: tensors(self.steps, 0), lambda self, value: None)}
-    with pytest.raises(RunFailed, match="weights check: at version 2 the engine holds other bytes .* of bias"):
-        run({"weight_digests": weight_digests}, trainer)
 
 
 @pytest.mark.parametrize("experts", [1, 4])
@@ -233,5 +157,25 @@ def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
 
     record = run({"evaluate": evaluate}, max_steps=1).evals[0]
     assert record["n_prompts"] == 10 and record["pass_rate"] == 0.5
-    assert record["pass_rate_of"] == {"chain": 0.0, "other": 1.0}
-    assert [figures["n_prompts"] for figures in record["data_sets"].values()] == [5, 5]
+    apart = {name: (of["pass_rate"], of["n_prompts"]) for name, of in record["data_sets"].items()}
+    assert apart == {"chain": (0.0, 5), "other": (1.0, 5)}
+
+
+def test_a_run_ends_with_eq_1_on_its_own_evaluations(tmp_path):
+    """R(C) = .1 + .6 C^2 / (9 + C^2) at 0, 1, ... 24 thousand tokens: A = .7, B = 2, C_mid = 3,000. A data set that came
+    with a resume has three points, too few."""
+    folder = Folder(tmp_path)
+    for C in range(25):
+        row = {"step": C, "tokens": 1000 * C, "pass_rate": 0.1 + 0.6 * C**2 / (9 + C**2), "n_prompts": 4096}
+        row["n_samples"] = 4
+        if C >= 22:
+            row["data_sets"] = {"aime": {"pass_rate": 0.3, "n_prompts": 30, "n_samples": 4}}
+        folder.append("eval.jsonl", row)
+    text = law(folder, "cpu")
+    assert f"The law on this run ({tmp_path}/curve.png):" in text and (tmp_path / "curve.png").exists()
+    assert "A      ceiling        0.700" in text and "B      efficiency     2.00" in text and " 3000 " in text
+    assert "aime: no fit: 3 usable points are too few" in text
+    assert text.endswith(
+        "pass rate       0.100 -> 0.691 (mean of the last two 0.690)\n"
+        "                0.300 -> 0.300 (mean of the last two 0.300) of aime"
+    )

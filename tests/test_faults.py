@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runtime.run_folder import Folder
+from runtime.folder import Folder
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.slow
@@ -118,7 +118,7 @@ def wait_until(condition, process, timeout=240.0):
 
 def consumed(folder):
     """[(step, key, correct, rollouts)] of every group that a step took, in order."""
-    records = Folder(folder).read("groups.jsonl")
+    records = [record for record in Folder(folder).read("metrics.jsonl") if "step" in record]
     return [(record["step"], *group) for record in records for group in record["groups"]]
 
 
@@ -131,7 +131,7 @@ def check_run(folder, steps, k, eval_every):
     recount, by_step = {}, {}
     for step, key, correct, rollouts in consumed(folder):
         assert rollouts == 16  # all of one attempt: what was sampled for a group before a kill is not saved
-        for counts, name in ((recount, key), (by_step, step + 1)):
+        for counts, name in ((recount, key), (by_step, step)):
             old = counts.get(name, (0, 0))
             counts[name] = (old[0] + correct, old[1] + rollouts)
     assert [r["pass_rate"] for r in metrics] == [by_step[r["step"]][0] / by_step[r["step"]][1] for r in metrics]
@@ -218,7 +218,7 @@ DRIVER = """
     sys.path.insert(0, {root!r})
     import pipeline_rl, train
     from runtime.evaluation import Evaluator
-    from runtime.run_folder import Folder
+    from runtime.folder import Folder
 
     def send(place):
         print("signal in", place, flush=True)

@@ -14,6 +14,7 @@ import train
 from runtime import flag_checks
 from runtime.flag_checks import BOUNDS, check_flags, engine_options, lr_note, new_pacer
 from runtime.flags import DEFAULTS, SECTIONS, VERSION, Flags, UsageError, parse_flags
+from runtime.folder import check_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = "--dataset rows.jsonl --model org/model "  # rows of one's own
@@ -27,7 +28,9 @@ def command(monkeypatch, tmp_path):
     def call(line: str):
         try:
             flags = parse_flags(line.split(), "about")
-            return flags, check_flags(flags)
+            notes = check_flags(flags)
+            check_folder(flags)
+            return flags, notes
         except UsageError as error:
             return None, str(error)
 

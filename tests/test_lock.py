@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.lock import lock, unlock
+from runtime import folder
+from runtime.flags import Flags, UsageError
+from runtime.folder import Folder, check_folder
 
 SCRIPT = Path(__file__).with_name("as_on_windows.py")
 SMALL = (
@@ -15,11 +17,28 @@ SMALL = (
 )
 
 
-def test_a_folder_has_one_holder(tmp_path):
-    descriptor = lock(tmp_path)
-    assert descriptor is not None and lock(tmp_path) is None
-    unlock(descriptor)
-    assert lock(tmp_path) is not None and list(tmp_path.iterdir()) == []
+def test_a_folder_has_one_holder(monkeypatch, tmp_path):
+    monkeypatch.setattr(folder, "LOCK_PATIENCE", 0.0)
+    first, second = Folder(tmp_path), Folder(tmp_path)
+    first.lock()
+    with pytest.raises(UsageError, match="another run uses the folder"):
+        second.lock()
+    first.unlock()
+    second.lock()
+    second.unlock()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_process_holds_no_lock(tmp_path):
+    """Its file stays, and hinders neither a new run nor the next holder."""
+    script = "import sys, time; from runtime.folder import Folder; Folder(sys.argv[1]).lock(); print(1, flush=True); time.sleep(99)"
+    process = subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, cwd=SCRIPT.parents[1])
+    assert process.stdout.readline() == b"1\n"
+    process.kill()
+    process.wait()
+    assert [file.name for file in tmp_path.iterdir()] == ["lock"]
+    check_folder(Flags(output_dir=str(tmp_path)))
+    Folder(tmp_path).lock()
 
 
 @pytest.mark.medium

@@ -11,10 +11,11 @@ from scripted import go
 from test_faults import alive, family, wait_for_end
 
 import train
-from runtime import parts, run_folder
+from runtime import folder as run_folder
+from runtime import parts
 from runtime.flags import Flags, UsageError
-from runtime.parts import check_model, load_task, new_interruption, new_parts
-from runtime.run_folder import Folder, Progress
+from runtime.folder import Folder
+from runtime.parts import Run, check_model, load_task, new_interruption
 from tasks import arithmetic, warm_start
 
 
@@ -77,7 +78,7 @@ def test_only_rank_0_has_reward_workers_and_they_end_with_a_start_that_fails(mon
     monkeypatch.setattr(parts, "Trainer", no_trainer)
     flags = data_flags(chat_model, output_dir=str(tmp_path / "run"))
     with pytest.raises(ZeroDivisionError) as caught:
-        new_parts(flags, Progress(None))
+        Run(flags)
     assert bool(workers) == main
     wait_for_end(workers)
     assert caught  # whose traceback holds the task: no collection of garbage has ended them
@@ -93,7 +94,7 @@ def test_a_folder_belongs_to_one_run_at_a_time(monkeypatch, tmp_path, model, cap
     arguments = ["--output_dir", str(folder.path), "--model", model, "--engine", "torch", "--overwrite", "true"]
     assert train.main(arguments) == 2
     assert capsys.readouterr().err == f"train.py: another run uses the folder {folder.path}; wait for its end.\n"
-    assert [path.name for path in folder.path.iterdir()] == ["metrics.jsonl"]
+    assert {path.name for path in folder.path.iterdir()} == {"metrics.jsonl", "lock"}
     folder.unlock()
     Folder(folder.path).lock()
 
@@ -156,7 +157,7 @@ def test_discover_has_one_first_model_for_all_seeds_and_its_rarity_reaches_it(mo
     for dataset, rarity, seed in (("discover", 50, 0), ("discover", 20, 3), ("graded", 50, 4)):
         flags = Flags(output_dir=str(tmp_path), dataset=dataset, rarity=rarity, seed=seed)
         with pytest.raises(ZeroDivisionError):
-            new_parts(flags, Progress(None))
+            Run(flags)
     seeds_and_rarities = [(call["seed"], call["settings"].demonstrations.rarity) for call in calls]
     assert seeds_and_rarities == [(0, 50), (0, 20), (4, 1)] and calls[2]["settings"] == warm_start.WarmStart()
     assert len(load_task(Flags(dataset="discover")).train) == 128

@@ -25,12 +25,12 @@ import torch
 from accelerate.utils.other import get_free_port
 from safetensors.torch import load_file
 
-import train
 from runtime.flags import Flags
+from runtime.folder import Folder
 from runtime.generator import EngineFailed
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
-from runtime.run_folder import Folder, Progress
+from runtime.run import save
 from tasks import warm_start
 
 ROOT = Path(__file__).parent.parent
@@ -226,8 +226,8 @@ def test_other_ranks_save_without_a_clock_and_a_generator(tmp_path):
     shared = SharedGenerator(None, SimpleNamespace(), ranks)
     recorder = Recorder(Flags(), ranks, folder, None, None, shared)
     trainer = SimpleNamespace(weights_are_finite=lambda: True)
-    parts = SimpleNamespace(ranks=ranks, folder=folder, recorder=recorder, generator=shared, trainer=trainer)
-    assert train.save(parts, Progress(None)) is None and len(saved) == 1
+    run = SimpleNamespace(ranks=ranks, folder=folder, recorder=recorder, generator=shared, trainer=trainer)
+    assert save(run) is None and len(saved) == 1
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import accelerate.tracking
 import pytest
 from accelerate.utils import LoggerType
-from scripted import ScriptedGenerator, go, without_times
+from scripted import Alone, ScriptedGenerator, go, without_times
 
 from runtime import flag_checks, recorder
-from runtime.closing import closing_fits, closing_table
-from runtime.flags import VERSION
+from runtime.flags import VERSION, Flags
+from runtime.folder import Folder
 from runtime.generator import Counters
-from runtime.recorder import Clock, staleness, step_line, warnings_of
-from runtime.run_folder import Folder
+from runtime.ranks import Ranks
+from runtime.recorder import Clock, Recorder, staleness, step_line, warnings_of
 from tasks import arithmetic
 
 
@@ -63,16 +63,15 @@ def test_a_steps_record(run):
         return ScriptedGenerator.take(self, count)
 
     played = run({"rollout": rollout, "take": take}, max_steps=3, eval_every=3)
-    folder = played.parts.folder
+    folder = played.run.folder
     config = json.loads((folder.path / "config.json").read_text())
     assert config == {"version": VERSION} | folder.read("metrics.jsonl")[0]["config"]
     assert [r["trained_tokens"] for r in played.evals] == [0, 34]  # an evaluation's are the run's
     assert [r["trained_tokens"] for r in played.steps] == [10, 12, 12]
     assert [r["trained_tokens_total"] for r in played.steps] == [10, 22, 34]
     assert [r["requests"] * r["seconds"] for r in played.steps] == pytest.approx([14] * 3)
-    consumed = [(r["step"], *group) for r in folder.read("groups.jsonl") for group in r["groups"]]
-    assert consumed == [(i // 3, p.key, 1, 2) for i, p in enumerate(played.generator.taken)]
-    assert [r["lengths"] for r in folder.read("groups.jsonl")] == [[[1, 1], [2, 2], [2, 2]], *[[[2, 2]] * 3] * 2]
+    taken = [[p.key, 1, 2] for p in played.generator.taken]  # each group with its right rollouts and all of them
+    assert [group for r in played.steps for group in r["groups"]] == taken
 
 
 def test_verdicts_are_logged(monkeypatch, tmp_path, model):
@@ -136,9 +135,9 @@ def test_each_warning_speaks_at_its_level_and_not_below(changes, empty_steps, me
     assert [message in line for line in lines] == ([True] if message else [])
 
 
-def test_closing_table_by_hand(new_clock, tmp_path):
+def test_the_table_of_the_end_by_hand(new_clock, tmp_path):
     """Steps of 1 s and 3 s: the generator idle 0.5 + 0.1 + 0.3 + 0.1 = 1 of 4 s, the trainer 2 of 4 s; lag mean 1.5,
-    max 4. Evaluations .1 .4 .6; an evaluation set that came with a resume, .3 and .5, has its own line."""
+    max 4."""
     clock, counters, now = new_clock()
     now[0] += 10
     counters.sampled, clock.trained_tokens = 12_345, 678
@@ -147,13 +146,10 @@ def test_closing_table_by_hand(new_clock, tmp_path):
     for seconds, idle, waited, lag, most in ((1.0, 0.5, 0.5, 1.0, 4), (3.0, 0.3, 1.5, 2.0, 2)):
         record = step_record(seconds=seconds, generator_idle=idle, trainer_idle=waited, lag_mean=lag, lag_max=most)
         folder.append("metrics.jsonl", record)
-    for rate, of in ((0.1, None), (0.4, 0.3), (0.6, 0.5)):
-        sets = {"data_sets": {"aime": {"pass_rate": of}}} if of else {}
-        folder.append("eval.jsonl", {"pass_rate": rate} | sets)
-    rows = {line[:16].strip(): line[16:] for line in closing_table(folder, clock, "cpu", 8).splitlines()}
+    recorder = Recorder(Flags(k=8), Ranks(Alone()), folder, None, None, None)
+    recorder.clock, recorder.device = clock, "cpu"
+    rows = {line[:16].strip(): line[16:] for line in recorder.table().splitlines()}
     assert rows == {
-        "pass rate": "0.100 -> 0.600 (mean of the last two 0.500)",
-        "": "0.300 -> 0.500 (mean of the last two 0.400) of aime",
         "compute": "10 s on 2 x cpu, 2.47e+07 FLOPs",  # 2 P x 12,345
         "tokens": "12,345 sampled, 678 trained",
         "generator idle": "25.0%",
@@ -161,46 +157,6 @@ def test_closing_table_by_hand(new_clock, tmp_path):
         "lag mean / max": "1.50 / 4 (k = 8)",
         "files": str(tmp_path),
     }
-
-
-def risen(C):
-    return 0.1 + 0.6 * C**2 / (9 + C**2)  # A = .7, C_mid = 3
-
-
-def evaluated(path, rates, data_set=""):
-    """A folder with these pass rates at 0, 1, 2 ... thousand tokens, of a data set beside .1 over all, or over all."""
-    folder = Folder(path)
-    path.mkdir(exist_ok=True)
-    for i, rate in enumerate(rates):
-        row = {"step": i, "tokens": 1000 * i, "pass_rate": rate, "n_prompts": 4096, "n_samples": 4}
-        if data_set:
-            row |= {"pass_rate": 0.1, "data_sets": {data_set: {"pass_rate": rate}}}
-        folder.append("eval.jsonl", row)
-    return folder
-
-
-@pytest.mark.parametrize(
-    "last, known, words",
-    [
-        (risen(24), 0.7, ["12k of 24k sampled tokens, 4.0 C_mid", "inside; of 12 evaluations 12 inside", "holds"]),
-        (0.2, 0.7, ["0.200, OUTSIDE; of 12 evaluations 11 inside", "the known 0.70"]),
-        (risen(24), 0.99, ["MISSES the known 0.99"]),
-        (risen(24), None, ["the ceiling"]),
-    ],
-)
-def test_a_run_ends_with_the_forecast_of_its_half_and_what_came(tmp_path, last, known, words):
-    """13 of 25 evaluations lie in the first half; the last one is overwritten."""
-    folder = evaluated(tmp_path, [*map(risen, range(24)), last])
-    (half, whole), text = closing_fits(folder, "", known)
-    assert all(word in text for word in words) and ("known" in text) == bool(known)
-    assert half.unseen.sum() == 12 and not whole.unseen.any()
-
-
-def test_no_forecast_where_half_cannot_carry_one(tmp_path):
-    """Of 6 evaluations 3 lie in the first half, and two are too few in any case."""
-    _, text = closing_fits(evaluated(tmp_path, [risen(i) for i in range(6)], "a"), "a", None)
-    assert text.startswith("no forecast from the first half: 3 usable points") and "the whole run" in text
-    assert closing_fits(evaluated(tmp_path / "two", [0.1, 0.2], "a"), "a", None)[1].count("\n") == 0
 
 
 @pytest.mark.long

@@ -19,10 +19,11 @@ from test_faults import small_disk
 
 from filters import PassRateHistory
 from pipeline_rl import Group
-from runtime import run_folder
+from runtime import folder as run_folder
 from runtime.flags import UsageError
+from runtime.folder import Folder, Progress, RunFailed
 from runtime.generator import StopRequested
-from runtime.run_folder import Folder, Progress, RunFailed
+from runtime.run import load_tensors, save_tensors, state_of
 from tasks.prompts import PromptStream
 
 ROOT = Path(__file__).parent.parent
@@ -127,7 +128,12 @@ def test_a_checkpoint_lists_every_prompt_that_was_not_trained():
     prompts.first.append(problems[4])
     generator = SimpleNamespace(under_way={2: problems[2], 3: problems[3]})
     generator.in_loop = lambda function: function(generator)
-    state = run_folder.state_of(progress, PassRateHistory(), prompts, generator, {})
+    clock = SimpleNamespace(now=dict, hours=lambda: 0.5)
+    run = SimpleNamespace(
+        progress=progress, history=PassRateHistory(), prompts=prompts, generator=SimpleNamespace(on_main=generator),
+        recorder=SimpleNamespace(clock=clock),
+    )  # fmt: skip
+    state = state_of(run)
     assert state["prompts"]["first"] == list("abcde")
 
 
@@ -222,8 +228,7 @@ def test_a_finished_run_is_made_longer_and_loses_nothing(run, tmp_path):
     run("run")
     assert_same_state(whole, run("run", "--resume", "--max_steps", "9"))
     assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == list(range(1, 10))
-    for log in ("eval.jsonl", "eval_counts.jsonl"):
-        assert [r["step"] for r in Folder(tmp_path / "run").read(log)] == [0, 3, 6, 7, 9]
+    assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0, 3, 6, 7, 9]
     assert json.loads((tmp_path / "run" / "model" / "run.json").read_text())["step"] == 9
     assert not [f.name for f in (tmp_path / "run").iterdir() if f.name.startswith("model.")]
 
@@ -332,7 +337,7 @@ def test_a_sharded_checkpoint_runs_no_code(tmp_path):
     dcp.save({"code": Evil(mark)}, checkpoint_id=tmp_path / "shards")
     loader = SimpleNamespace(load_state=lambda path: dcp.load({"code": None}, no_dist=True, checkpoint_id=path))
     with pytest.raises(UsageError, match="does not fit this model"):
-        run_folder.load(loader, tmp_path / "shards")
+        load_tensors(loader, tmp_path / "shards")
     assert not mark.exists()
     with patch_environment(TORCH_FORCE_WEIGHTS_ONLY_LOAD="0"):
         loader.load_state(tmp_path / "shards")
@@ -368,7 +373,7 @@ def test_what_one_rank_cannot_write_is_raised_on_all(monkeypatch, tmp_path, full
     accelerator = SimpleNamespace(save_state=save_state)
     ranks = SimpleNamespace(main=True, from_main=lambda make: make(), accelerator=accelerator)
     with pytest.raises(RunFailed, match="cannot write .*: .*No space left"):
-        run_folder.save(ranks, Folder(tmp_path), 1, dict)
+        save_tensors(ranks, Folder(tmp_path))
 
 
 def test_no_text_becomes_code():

@@ -20,14 +20,15 @@ from scripted import (
     without_times,
 )
 
+import fit_sigmoid
 import runtime.parts
+import runtime.run
 import train
 from pipeline_rl import Group
-from runtime import closing
-from runtime.flags import Flags
+from runtime.flags import Flags, UsageError
+from runtime.folder import Folder, Progress
 from runtime.generator import EngineDied, Exhausted, GeneratorFailed, StopRequested
 from runtime.ranks import Ranks, report_fault
-from runtime.run_folder import Folder, Progress
 from runtime.torch_engine import TorchEngine
 from runtime.trainer import Trainer
 from tasks import arithmetic
@@ -148,7 +149,7 @@ def test_shuffled_rewards_keep_the_multiset(one_step):
 
 def first_keys(played, n: int) -> list[str]:
     """The prompts that a fresh stream begins with."""
-    stream = PromptStream(played.parts.task.train, 0, lambda key: False)
+    stream = PromptStream(played.run.task.train, 0, lambda key: False)
     return [next(stream).key for _ in range(n)]
 
 
@@ -169,8 +170,8 @@ def some_equal(equal):
 )
 def test_checkpoints_come_when_a_multiple_was_crossed(run, monkeypatch, changes, saved):
     """And once more at the end; 0 is never."""
-    steps, save = [], train.save
-    monkeypatch.setattr(train, "save", lambda parts, progress: steps.append(progress.step) or save(parts, progress))
+    steps, save = [], runtime.run.save
+    monkeypatch.setattr(runtime.run, "save", lambda run: steps.append(run.progress.step) or save(run))
     run(**changes)
     assert steps == saved
 
@@ -291,7 +292,7 @@ def test_dynamic_sampling_fills_the_batch(run):
     assert played.pushes().count(("push", 3)) == 6 and played.pushes().count(("release", 1)) == 9
     assert max(r["lag_max"] for r in steps) <= 2
     assert [p.key for p in taken] == first_keys(played, 27)
-    rates = {key: solved / rollouts for key, solved, rollouts in played.parts.history.state_dict()["counts"]}
+    rates = {key: solved / rollouts for key, solved, rollouts in played.run.history.state_dict()["counts"]}
     assert [rates[p.key] for p in taken] == [1.0, 0.5, 0.5] * 9
     assert [(r["offered"], r["discarded_groups"]) for r in steps] == [(5, 2), (4, 1)] * 3
     assert [r["pass_rate"] for r in steps] == pytest.approx([(2 + 3 / 2) / 5, (1 + 3 / 2) / 4] * 3)
@@ -330,7 +331,7 @@ def test_solved_prompts_retire_and_those_in_flight_are_counted(run):
 
     changes = {"batch_prompts": 1, "k": 8, "prompts": 4, "max_steps": 14, "min_ready": 8}
     played = run({"rewards": staticmethod(rewards)}, **changes, zero_variance_filter=False)
-    history, steps = played.parts.history, played.steps
+    history, steps = played.run.history, played.steps
     assert history.retired(seen[0]) and history.n_retired == 1 == steps[-1]["retired"]
     late = [r["retired_in_flight"] for r in steps]
     assert late == [int(n > 0 and key == seen[0]) for n, key in enumerate(seen[:14])] and sum(late) >= 1
@@ -354,7 +355,7 @@ def test_budgets_end_the_run_cleanly(run):
 def test_a_run_of_no_steps_evaluates(program, tmp_path):
     """After a kill it evaluates the newest checkpoint, and a longer run goes on."""
     code, out, err = program("--max_steps", "0")
-    assert (code, err) == (0, "") and "no forecast from the first half" in out
+    assert (code, err) == (0, "") and "no fit: " in out
     assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0]
     assert not without_times(tmp_path / "run", "metrics.jsonl")
     assert program("--resume", "--max_steps", "2")[0] == 0
@@ -415,18 +416,6 @@ def test_a_stop_request_wins_over_a_dead_engine(program, tmp_path):
     assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 3
 
 
-def test_the_others_may_wait_inside_a_transfer_when_the_engine_dies(capsys):
-    """Then a checkpoint, which is a collective, would wait for them for ever: the newest one is named instead."""
-    generator, folder = SimpleNamespace(in_transfer=True), SimpleNamespace(path="runs/x")
-    parts, progress = SimpleNamespace(generator=generator, folder=folder), Progress(None)
-    error = GeneratorFailed("it died\nat night")
-    error.engine_died = True
-    assert train.generator_failed(parts, progress, error) == 75
-    assert capsys.readouterr().err == "train.py: it died; continue from the newest checkpoint with --resume runs/x\n"
-    progress.stop_signal = 15
-    assert train.generator_failed(parts, progress, error) == 143
-
-
 RAISED = [  # where in the generator's thread, at which call, what, the exit code and the message
     (
         TorchEngine,
@@ -459,9 +448,9 @@ def test_whatever_the_generators_thread_raises_ends_the_process_and_not_the_run(
 
     words = "--engine torch --save_every 50 --max_steps 99 --batch_prompts 3 --rollouts 4 --k 1 --held_out 4"
     words += " --zero_variance_filter false --max_num_seqs 16 --min_budget 3 --max_budget 4 --answer_budget 3"
-    monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(runtime.run.signal, "signal", lambda number, handler: None)
     monkeypatch.setattr(runtime.parts, "first_model", lambda flags, ranks, task: model)
-    monkeypatch.setattr(closing.forecast, "plot_curves", lambda _, path: path.touch())
+    monkeypatch.setattr(fit_sigmoid, "plot_fits", lambda fits, x, path: path.touch())
     with monkeypatch.context() as patch:
         patch.setattr(place, method, broken)
         assert train.main([*words.split(), "--output_dir", f"{tmp_path}/run"]) == code
@@ -535,9 +524,9 @@ def test_a_stop_while_the_engine_starts_writes_nothing(program, tmp_path):
 def test_the_end_of_the_terminal_stops_the_run_unless_it_is_ignored(monkeypatch, ignored):
     """As it is under nohup."""
     handlers, progress = {}, Progress(None)
-    monkeypatch.setattr(train.signal, "getsignal", lambda _: signal.SIG_IGN if ignored else signal.SIG_DFL)
-    monkeypatch.setattr(train.signal, "signal", handlers.__setitem__)
-    train.catch_signals(progress)
+    monkeypatch.setattr(runtime.run.signal, "getsignal", lambda _: signal.SIG_IGN if ignored else signal.SIG_DFL)
+    monkeypatch.setattr(runtime.run.signal, "signal", handlers.__setitem__)
+    runtime.run.catch_signals(progress)
     numbers = {signal.SIGINT, signal.SIGTERM}
     assert handlers.keys() == (numbers if ignored else numbers | {signal.SIGHUP})
     handlers[signal.SIGTERM](signal.SIGTERM, None)
@@ -548,12 +537,12 @@ def test_the_end_of_the_terminal_stops_the_run_unless_it_is_ignored(monkeypatch,
 def test_a_terminal_that_cannot_show_a_line_does_not_end_the_run(tmp_path, encoding, closed):
     """One of ASCII only, and one that is gone: what is printed is lost, and the exit code is the run's own."""
 
-    def run_with(argv):
+    def refuse(argv, description):
         ranks = Ranks(SimpleNamespace(is_main_process=True))
         for _ in range(3):
             ranks.say("waits · 1")
             report_fault("waits · 1")
-        return 7
+        raise UsageError("7")
 
     reader, writer = os.pipe()
     if closed:
@@ -563,14 +552,14 @@ def test_a_terminal_that_cannot_show_a_line_does_not_end_the_run(tmp_path, encod
         try:
             os.dup2(writer, 1), os.dup2(writer, 2)
             sys.stdout, sys.stderr = (open(number, "w", encoding=encoding, closefd=False) for number in (1, 2))
-            train.run_with = run_with
+            runtime.run.parse_flags = refuse
             code = train.main([])
             sys.stdout.flush(), sys.stderr.flush()  # as at the end of an interpreter
             os._exit(code)
         finally:
             os._exit(70)
     os.close(writer)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
     if not closed:
         assert os.read(reader, 999).decode().count("waits ? 1") == 6
         os.close(reader)

@@ -20,13 +20,12 @@ from saved_bytes import saved_bytes
 from transformers import AutoModelForCausalLM
 
 import losses
-from runtime import run_folder
 from runtime.flags import Flags, UsageError
 from runtime.model import TokenRow
-from runtime.parts import Parts, check_model, check_saving
+from runtime.parts import Run, check_model, check_saving
 from runtime.ranks import Ranks
 from runtime.recorder import staleness
-from runtime.run_folder import Folder
+from runtime.run import load_tensors
 from runtime.trainer import ADAMW, Trainer, TrainingBatch, clip_options, learning_rate
 from tasks.arithmetic import ChainTask
 
@@ -135,12 +134,11 @@ def refused(folder: str, sentence: str, **flags) -> UsageError:
 def test_the_policy_is_gone_when_the_process_group_ends(monkeypatch, new_accelerator):
     """A DDP policy that still lives then waits, at times for ever, for a thread of gloo's that waits for it."""
     accelerator, ended = new_accelerator(), []
-    idle = SimpleNamespace(close=lambda: None)
     trainer = SimpleNamespace(policy=accelerator.prepare(torch.nn.Linear(2, 2)))
-    parts = Parts(Ranks(accelerator), Folder("nowhere"), idle, trainer, None, None, idle, idle, None, 1)
+    run = SimpleNamespace(ranks=Ranks(accelerator), trainer=trainer)
     policy = weakref.ref(trainer.policy)
     monkeypatch.setattr(accelerator, "end_training", lambda: ended.append(policy() is None))
-    parts.close()
+    Run._end_accelerator(run)
     assert ended == [True]
 
 
@@ -427,7 +425,7 @@ def test_a_checkpoint_continues_to_the_last_bit(dtype, tmp_path, new_accelerator
         accelerator = new_accelerator()
         trainer = trainer_of(folder, 0, 1, accelerator, dtype=dtype, lr=1e-2, warmup_steps=0, tokens_per_microbatch=9)
         if resumed:
-            run_folder.load(accelerator, tmp_path / "checkpoint")
+            load_tensors(accelerator, tmp_path / "checkpoint")
         for version in (1,) if resumed else (0, 1):
             trainer.backward(hand_batch())
             trainer.update(version)
@@ -438,7 +436,7 @@ def test_a_checkpoint_continues_to_the_last_bit(dtype, tmp_path, new_accelerator
     assert torch.equal(*ends) and not torch.equal(ends[0], ends[0].bfloat16().float())
     accelerator = new_accelerator()
     other = trainer_of(folder, 0, 1, accelerator, dtype="bfloat16" if dtype == "float32" else "float32")
-    run_folder.load(accelerator, tmp_path / "checkpoint")
+    load_tensors(accelerator, tmp_path / "checkpoint")
     assert torch.equal(weights_of(other), middle)
 
 

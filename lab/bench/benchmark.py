@@ -21,7 +21,6 @@ import argparse
 import itertools
 import json
 import os
-import random
 import signal
 import statistics
 import subprocess
@@ -46,9 +45,9 @@ from curves import short
 import losses
 import train
 from runtime.flags import Flags, parse_flags
-from runtime.parts import Parts, first_model, load_task, new_accelerator, new_parts
+from runtime.folder import Folder
+from runtime.parts import Run, first_model, load_task, new_accelerator
 from runtime.ranks import Ranks
-from runtime.run_folder import Folder, Progress
 from runtime.trainer import TrainingBatch
 from vllm_engine import VLLMEngine
 
@@ -85,8 +84,8 @@ def timed(function: Callable[[], object]) -> float:
 
 def generator(args: argparse.Namespace, flags: Flags) -> None:
     """Trainer and generator, made as train.py makes them, take turns with bare vLLM."""
-    parts = new_parts(flags, Progress(random.Random(flags.seed)))
-    ours, versions = parts.generator.on_main, itertools.count(1)
+    run = Run(flags)
+    ours, versions = run.generator.on_main, itertools.count(1)
 
     def sample() -> list[Any]:
         """One batch; what it frees in the engine is filled at once."""
@@ -96,8 +95,8 @@ def generator(args: argparse.Namespace, flags: Flags) -> None:
 
     def sample_and_train() -> None:
         groups = ours.take(flags.batch_prompts)
-        optimizer_step(parts, groups)
-        ours.push(parts.trainer.weights, next(versions), release=len(groups))
+        optimizer_step(run, groups)
+        ours.push(run.trainer.weights, next(versions), release=len(groups))
 
     def speed(work: Callable[[], object]) -> float:
         """Tokens a second. The first batches are not timed, and afterwards the engine becomes empty."""
@@ -108,8 +107,8 @@ def generator(args: argparse.Namespace, flags: Flags) -> None:
             time.sleep(0.02)
         return STEPS * tokens / seconds
 
-    with closing(parts), ProcessPoolExecutor(1, get_context("spawn")) as other:
-        ours.start(parts.trainer.weights, 0)
+    with closing(run), ProcessPoolExecutor(1, get_context("spawn")) as other:
+        ours.start(run.trainer.weights, 0)
         groups = sample()
         requests = [(list(group.problem.prompt_ids), sum(r.mask)) for group in groups for r in group.rollouts]
         tokens = sum(length for _, length in requests)
@@ -118,23 +117,23 @@ def generator(args: argparse.Namespace, flags: Flags) -> None:
         cases = {
             "both": lambda: speed(sample_and_train),
             "generator alone": lambda: speed(sample),
-            "trainer alone": lambda: speed(lambda: optimizer_step(parts, groups)),
+            "trainer alone": lambda: speed(lambda: optimizer_step(run, groups)),
             "bare vLLM": lambda: STEPS * tokens / other.submit(bare_vllm, *bare, STEPS).result(),
         }
         take_turns(cases, args.repeats, "tokens/s")
 
 
-def optimizer_step(parts: Parts, groups: Sequence[Any]) -> None:
+def optimizer_step(run: Run, groups: Sequence[Any]) -> None:
     """As the loop of train.py makes it without filters."""
-    rollouts, rows = train.rollouts_and_rows(groups)
+    rollouts, rows = train.rollouts_of(groups), train.token_rows(groups)
     group_ids = torch.arange(len(groups)).repeat_interleave(len(groups[0].rollouts))  # (N,)
     rewards = torch.tensor([rollout.reward for rollout in rollouts])  # (N,)
     mask = train.pad([rollout.mask for rollout in rollouts], torch.bool)  # (N, T)
     behaviour = train.pad([rollout.logprobs for rollout in rollouts], torch.float32)  # (N, T)
     advantages = losses.normalize_advantages(rewards, group_ids)  # (N,)
     token_weights = losses.aggregation_weights(mask, group_ids)  # (N, T)
-    parts.trainer.backward(TrainingBatch(rows, behaviour, mask, advantages, token_weights))
-    parts.trainer.update(0)
+    run.trainer.backward(TrainingBatch(rows, behaviour, mask, advantages, token_weights))
+    run.trainer.update(0)
 
 
 bare_llm: Any = None

@@ -26,7 +26,7 @@ from comparisons import COMPARISONS
 from curves import plot_fits
 from runs import collect, runs_of
 
-from runtime.run_folder import Folder
+from runtime.folder import Folder
 
 TRAIN = ROOT / "train.py"
 

@@ -128,16 +128,16 @@ def rows_of(folder: Path) -> pd.DataFrame:
     }
     steps = pd.DataFrame(record for record in records(folder / "metrics.jsonl") if "step" in record)
     steps = steps.reindex(columns=["step", *LOGGED.values()]).astype(float)
-    counts = {record["step"]: np.array(record["correct"]) for record in records(folder / "eval_counts.jsonl")}
     rows = []
     before = 0
     for record in records(folder / "eval.jsonl"):
         values = record | {"n": record["n_prompts"] * record["n_samples"]}
-        if record["step"] in counts:
-            correct = counts[record["step"]]
+        if "correct" in record:
+            correct = np.array(record["correct"])
             values["best"] = np.mean(correct > 0)
             values["worst"] = np.mean(correct == record["n_samples"])
-        values |= zip(("set_1", "set_2"), record.get("pass_rate_of", {}).values(), strict=False)
+        rates_of_sets = [figures["pass_rate"] for figures in record.get("data_sets", {}).values()]
+        values |= zip(("set_1", "set_2"), rates_of_sets, strict=False)
         since = steps[steps["step"].between(before, record["step"], inclusive="right")]
         values |= {column: since[key].mean() for column, key in LOGGED.items()}
         values["lag_max"] = since["lag_max"].max()

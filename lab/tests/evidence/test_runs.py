@@ -35,11 +35,12 @@ def test_a_row_by_hand(tmp_path):
         {"step": 2, "lag_mean": 2.0, "lag_max": 4, "entropy": 0.3, "interrupted": 0.75, "truncated": 0.1},
         step | {"step": 3, "rows": 512},
     ]
-    apart = {"pass_rate_of": {"a": 2 / 512, "b": 6 / 512, "c": 1.0}}
-    evals = [evaluation(0, 0.0), evaluation(2, 100 / 1024), evaluation(3, 0.5) | apart]
+    apart = {"data_sets": {name: {"pass_rate": rate} for name, rate in (("a", 2 / 512), ("b", 6 / 512), ("c", 1.0))}}
+    correct = {"correct": [0, 1, 2, 2]}  # of two samples: three of four prompts have a right one, two no wrong one
+    evals = [evaluation(0, 0.0), evaluation(2, 100 / 1024) | correct, evaluation(3, 0.5) | apart]
     folder = run_folder(tmp_path, "law/dapo-0.26/seed-12", evals, steps, loss="dapo", lr=7e-4)
-    counts = {"step": 2, "n_samples": 2, "correct": [0, 1, 2, 2]}  # three of four have a right one, two no wrong one
-    (folder / "eval_counts.jsonl").write_text(json.dumps(counts) + '\n{"step": 3, "n_sam')
+    with (folder / "eval.jsonl").open("a") as file:
+        file.write('{"step": 3, "n_sam')
     rows = runs.collect(tmp_path)
     assert tuple(rows) == runs.COLUMNS
     zero, first, second = rows.to_dict("records")

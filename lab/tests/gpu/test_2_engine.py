@@ -1,6 +1,5 @@
 """New weights in a real engine while it samples."""
 
-import random
 from contextlib import closing
 
 import pytest
@@ -40,32 +39,31 @@ def test_new_weights_reach_an_engine_that_samples(device, figure, tmp_path, chan
     """What is sampled after an update has the log-probs of the new weights, and not of others. Meanwhile, the groups of
     training are under way; some have tokens of several versions."""
     from runtime.flags import parse_flags
-    from runtime.parts import new_parts
-    from runtime.run_folder import Progress
+    from runtime.parts import Run
 
     if channel == "nccl" and torch.cuda.device_count() < 2:
         pytest.skip("nccl needs a second GPU, for the engine")
     model = random_qwen3(tmp_path / "model", TINY | {"tie_word_embeddings": tied})
     argv = ["--model", model, "--output_dir", str(tmp_path / "run"), "--weight_channel", channel]
     flags = parse_flags([*argv, "--batch_prompts", "4", "--rollouts", "4", "--max_num_seqs", "32"], "")
-    parts = new_parts(flags, Progress(random.Random(0)))
-    generator, problems = parts.generator.on_main, parts.task.held_out[:8]
+    run = Run(flags)
+    generator, problems = run.generator.on_main, run.task.held_out[:8]
     pairs, gaps, other_gaps, mixed = [], [], [], 0
-    with closing(parts):
-        generator.start(parts.trainer.weights, 0)
+    with closing(run):
+        generator.start(run.trainer.weights, 0)
         for version in range(1, 9):
-            new_weights(parts.trainer, version)
+            new_weights(run.trainer, version)
             if pairs:
-                other_gaps.append(mean_gap(parts.trainer, pairs))  # these weights did not sample them
+                other_gaps.append(mean_gap(run.trainer, pairs))  # these weights did not sample them
             taken = generator.take(flags.batch_prompts)
-            generator.push(parts.trainer.weights, version, release=len(taken))
+            generator.push(run.trainer.weights, version, release=len(taken))
             rollouts = [rollout for group in taken for rollout in group.rollouts]
             assert all(sampled_by(rollout) == sorted(sampled_by(rollout)) for rollout in rollouts)
             mixed += sum(len(set(sampled_by(rollout))) > 1 for rollout in rollouts)
             groups = generator.result_of(generator.evaluate(problems, 2))
             pairs = [(problem, r) for problem, group in zip(problems, groups, strict=True) for r in group]
             assert all(set(sampled_by(rollout)) == {version} for _, rollout in pairs)
-            gaps.append(mean_gap(parts.trainer, pairs))
+            gaps.append(mean_gap(run.trainer, pairs))
     figure("largest gap under the new weights, nats", max(gaps), below=2e-2)
     figure("smallest gap under other weights, nats", min(other_gaps), above=0.1)
     figure("completions of several versions", mixed, above=0)

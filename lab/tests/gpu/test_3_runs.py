@@ -9,7 +9,7 @@ import pytest
 import torch
 from small import QWEN3_06B, ROOT, TINY, random_qwen3
 
-from runtime.run_folder import Folder
+from runtime.folder import Folder
 
 pytestmark = pytest.mark.gpu
 FSDP2 = ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "configs" / "fsdp2.yaml"), "--num_processes"]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from two_hosts import LACKS, Host, hosts
 
-from runtime.run_folder import Folder
+from runtime.folder import Folder
 
 RAY = '{"distributed_executor_backend": "ray"}'
 FLAGS = "--batch_prompts 8 --rollouts 8 --held_out 64 --eval_every 10 --save_every 10"

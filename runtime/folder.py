@@ -1,76 +1,39 @@
-"""A run's folder: its logs, checkpoints and model, and how a resumed run goes on from them.
+"""A run's folder: one process at a time, logs that are written line by line, checkpoints that are whole or absent.
 
-    config.json      the version and every flag     metrics.jsonl   the flags, then one record per step
-    eval.jsonl       one record per evaluation      samples.jsonl   a few rollouts to read
-    groups.jsonl     what each step consumed: [prompt key, correct, rollouts], and the rollouts' tokens; it counts steps
-                     from 0, the other logs from 1
-    eval_counts.jsonl  of each evaluation: how many of `n_samples` are correct, problem by problem
-    checkpoints/     step-000030, ...               model/          the final model, Hugging Face format; run.json
-
-A checkpoint holds the model, the optimizer and the random states (accelerate writes them, one file per rank or shard)
-and `state.json`: step, version, the pass-rate history, the place in the stream of prompts, compute so far, and how long
-the logs were. Nothing that was sampled is saved. The prompts of groups in flight are listed instead, and a resumed run
-samples them again before all others, in their old order. These begin anew at a resume: the counts of bad and of empty
-steps in a row, the random state of the thinking budgets, and what the evaluator knows of the weights' bytes.
-
-It is written to a temporary folder, flushed to disk and renamed, so that one that exists is complete. `state.json`
-lists the other files with their sizes, so that one that was damaged later is recognized.
-
-Resume only folders of your own. Loading a checkpoint runs no code that its tensors may contain, but the flags in
-config.json may name code: a `reward` of yours, a class in `engine_args`.
+run.py says who writes which file. A checkpoint is written to a temporary folder, flushed to disk and renamed, so that
+one that exists is complete. Its `state.json` lists the other files with their sizes, so that one that was damaged later
+is recognized, and how long the logs were, so that a resumed run takes off what they gained after it.
 """
 
 import json
 import os
 import random
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from filelock import FileLock, Timeout
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch.distributed.checkpoint import CheckpointException
 
-from filters import PassRateHistory
 from pipeline_rl import Group
-from runtime.flags import UsageError
-from runtime.generator import Generator
-from runtime.lock import flush, lock, unlock
-from tasks.prompts import PromptStream
-
-if TYPE_CHECKING:  # its import takes seconds
-    from accelerate import Accelerator
-
-    from runtime.ranks import Ranks
+from runtime.flags import Flags, UsageError, reason_of
 
 Record = dict[str, Any]  # a JSON object
-LOGS = ("metrics.jsonl", "eval.jsonl", "eval_counts.jsonl", "groups.jsonl", "samples.jsonl")
+LOGS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
 KEEP = 2  # checkpoints
 LOCK_PATIENCE = 5.0  # seconds; what a killed run leaves of its processes may hold the lock for a moment
 
 # What transformers, accelerate and torch raise for damaged files: cut short, of other shapes, a pickle with code in it.
 UNREADABLE = (
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-    ArithmeticError,
-    RuntimeError,
-    MemoryError,
-    EOFError,
-    ImportError,
-    UnpicklingError,
-    SafetensorError,
-    StrictDataclassError,
-    CheckpointException,
-)
+    OSError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError, RuntimeError,
+    MemoryError, EOFError, ImportError, UnpicklingError, SafetensorError, StrictDataclassError, CheckpointException,
+)  # fmt: skip
 
 
 class RunFailed(RuntimeError):
@@ -110,26 +73,27 @@ class Folder:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self._checkpoints = self.path / "checkpoints"
-        self._lock: int | None = None  # descriptor of the folder
+        self._lock = FileLock(self.path / "lock")
 
     def lock(self) -> None:
-        """Makes the folder, and keeps every other run out of it until `unlock` or the end of this process. Raises
-        UsageError if another run has it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        end = time.monotonic() + LOCK_PATIENCE
-        while (descriptor := lock(self.path)) is None:
-            if time.monotonic() > end:
-                raise UsageError(f"another run uses the folder {self.path}; wait for its end.")
-            time.sleep(0.1)
-        self._lock = descriptor
+        """Makes the folder, and keeps every other run out of it until `unlock` or the end of this process, whatever
+        ends that. Raises UsageError if another run has it, or if it cannot be made."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=LOCK_PATIENCE)
+        except Timeout as error:
+            raise UsageError(f"another run uses the folder {self.path}; wait for its end.") from error
+        except (OSError, ValueError) as error:  # no permission, a name that is too long, ...
+            raise UsageError(
+                f"--output_dir {self.path} cannot be used ({reason_of(error)}); choose another."
+            ) from error
 
     def unlock(self) -> None:
         """Lets other runs in."""
-        if self._lock is not None:
-            unlock(self._lock)
-            self._lock = None
-
-    # ------------------------------------------------------------------------------------------------------ the logs
+        with suppress(OSError):  # Windows removes the file itself, at the release
+            if self._lock.is_locked:
+                (self.path / "lock").unlink()  # who waits for this lock sees that its file is gone, and makes it anew
+        self._lock.release()
 
     def holds_run(self) -> bool:
         """Whether a run wrote its flags into the first line of metrics.jsonl."""
@@ -176,22 +140,7 @@ class Folder:
             if length > lengths[name]:
                 os.truncate(self.path / name, lengths[name])
 
-    # ------------------------------------------------------------------------------------------- the final model
-
-    def begin_model(self) -> Path:
-        """An empty folder to write the final model into."""
-        new = self.path / "model.new"
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir()
-        return new
-
-    def finish_model(self, record: Record) -> None:
-        """Adds `record` (of step and compute) as run.json; an earlier model stays until this one takes its place."""
-        new = self.path / "model.new"
-        (new / "run.json").write_text(json.dumps(record))
-        _swap(new, self.path / "model", self.path / "model.old")
-
-    # ------------------------------------------------------------------------------------------- checkpoints
+    # ------------------------------------------------------------------------------------------------- checkpoints
 
     def begin_checkpoint(self) -> Path:
         """An empty folder to write the next checkpoint into; half-written ones of earlier processes are removed."""
@@ -211,11 +160,11 @@ class Folder:
         for file in [*temporary.rglob("*"), *(self.path / name for name in LOGS), temporary]:
             flush(file)
         final = self._checkpoints / f"step-{step:06d}"
-        _swap(temporary, final, temporary.with_name(f"{temporary.name}-replaced"))
+        swap(temporary, final, temporary.with_name(f"{temporary.name}-replaced"))
         flush(self._checkpoints)
         checkpoints = self.checkpoints()
         earlier = checkpoints[: checkpoints.index(final)]
-        newest = [folder for folder in earlier if _whole_state(folder)] + [final]
+        newest = [folder for folder in earlier if whole_state(folder)] + [final]
         for folder in checkpoints:
             if folder not in newest[-KEEP:]:
                 shutil.rmtree(folder)
@@ -229,14 +178,37 @@ class Folder:
     def newest_checkpoint(self) -> tuple[Path, Record] | None:
         """(folder, its state) of the newest complete checkpoint; damaged ones are passed over with a printed line."""
         for folder in reversed(self.checkpoints()):
-            state = _whole_state(folder)
+            state = whole_state(folder)
             if state is not None:
                 return folder, state
             print(f"checkpoint {folder} is damaged and is passed over", flush=True)
         return None
 
 
-def _whole_state(folder: Path) -> Record | None:
+def check_folder(flags: Flags) -> None:
+    """Raises UsageError where the run would overwrite a run, other files or the model to train, or would go on with
+    files that lie elsewhere."""
+    path = Path(flags.output_dir)
+    files = [path / name for name in (*LOGS, "config.json", "checkpoints", "model")]
+    if flags.resume:
+        for file in files:
+            if file.is_symlink():
+                raise UsageError(f"--resume {path}: {file.name} is a link; put what it leads to in its place.")
+        return
+    if flags.overwrite and flags.model and Path(flags.model).resolve().is_relative_to(path.resolve()):
+        raise UsageError(
+            f"--overwrite would delete --model {flags.model}, which lies in --output_dir; choose another folder."
+        )
+    if Folder(path).holds_run():
+        if not flags.overwrite:
+            raise UsageError(
+                f"--output_dir {path} holds a run; give another folder, or --resume {path}, or --overwrite true."
+            )
+    elif path.is_file() or (path.is_dir() and any(file.name != "lock" for file in path.iterdir())):
+        raise UsageError(f"--output_dir {path} is not empty and holds no run; choose another folder.")
+
+
+def whole_state(folder: Path) -> Record | None:
     """The state of a checkpoint whose files all have the sizes that it was written with, else None."""
     try:
         state = json.loads((folder / "state.json").read_text())
@@ -246,8 +218,8 @@ def _whole_state(folder: Path) -> Record | None:
     return state if sizes == state["files"] else None
 
 
-def _swap(new: Path, final: Path, old: Path) -> None:
-    """Puts the folder `new` in the place of `final`, which is `old` in between: a stop loses neither."""
+def swap(new: Path, final: Path, old: Path) -> None:
+    """Puts the folder `new` in the place of `final`, which is `old` in between."""
     shutil.rmtree(old, ignore_errors=True)
     if final.exists():
         final.rename(old)
@@ -255,30 +227,18 @@ def _swap(new: Path, final: Path, old: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-# ------------------------------------------------------------------------------------------- saving and loading a run
-
-
-def save(ranks: "Ranks", folder: Folder, step: int, state: Callable[[], Record]) -> Path | None:
-    """Writes a checkpoint; on every rank, since a sharded model is written by all. `state()` is called on rank 0 for
-    the content of state.json. Returns its folder, None on ranks other than 0. What one rank could not write is raised
-    on all of them."""
-    from accelerate.utils import gather_object
-
-    failure = None
-    try:
-        with writing(folder.path / "checkpoints"):
-            temporary = Path(ranks.from_main(lambda: str(folder.begin_checkpoint())))
-            ranks.accelerator.save_state(temporary)  # model, optimizer, random states
-    except RunFailed as error:
-        failure = error
-    for error in gather_object([failure]):
-        if error is not None:
-            raise error
-    if not ranks.main:
-        return None
-    content = state()
-    with writing(folder.path / "checkpoints"):
-        return folder.finish_checkpoint(temporary, step, content)
+def flush(path: Path) -> None:
+    """What was written to a file is on the disk now; so is a folder's list of files, but on Windows, which opens
+    none."""
+    if path.is_file():
+        mode = os.O_RDWR  # Windows flushes only what may be written
+    elif path.is_dir() and hasattr(os, "O_DIRECTORY"):
+        mode = os.O_RDONLY
+    else:
+        return
+    descriptor = os.open(path, mode)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 @contextmanager
@@ -292,26 +252,3 @@ def writing(path: Path) -> Iterator[None]:
             raise
         reason = str(error).strip().splitlines()[0]
         raise RunFailed(f"cannot write {getattr(error, 'filename', None) or path}: {reason}") from error
-
-
-def state_of(
-    progress: Progress, history: PassRateHistory, prompts: PromptStream, generator: Generator, compute: Record
-) -> Record:
-    """What state.json says of a run. Read between two events of the generator's thread, which draws from `prompts`."""
-    flying, stream = generator.in_loop(lambda generator: (list(generator.under_way.values()), prompts.state_dict()))
-    in_flight = [*(group.problem for group in progress.taken), *flying]
-    stream["first"] = [problem.key for problem in in_flight] + stream["first"]
-    return progress.state_dict() | {"history": history.state_dict(), "prompts": stream, "compute": compute}
-
-
-def load(accelerator: "Accelerator", checkpoint: Path) -> None:
-    """Model, optimizer and random states of a checkpoint, on every rank. Raises UsageError for one of another model.
-    Every `torch.load` in it loads weights only, also where its caller asks for more, as FSDP2's does."""
-    from accelerate.utils import patch_environment
-
-    try:
-        with patch_environment(TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"):
-            accelerator.load_state(str(checkpoint))
-    except UNREADABLE as error:
-        reason = str(error).strip().rpartition("\n")[2] or type(error).__name__
-        raise UsageError(f"--resume: {checkpoint} does not fit this model ({reason}).") from error
