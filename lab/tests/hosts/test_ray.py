@@ -14,8 +14,7 @@ from two_hosts import LACKS, Host, hosts
 
 from runtime.folder import Folder
 
-RAY = '{"distributed_executor_backend": "ray"}'
-FLAGS = "--batch_prompts 8 --rollouts 8 --held_out 64 --eval_every 10 --save_every 10"
+FLAGS = "--engine lab.hosts:RayEngine --batch_prompts 8 --rollouts 8 --held_out 64 --eval_every 10 --save_every 10"
 Pair = Sequence[Host]
 
 
@@ -37,7 +36,7 @@ class Launched:
 
     def __init__(self, pair: Pair, folder: Path, *flags: Any):
         self.folder, self.log = folder, folder.with_suffix(".log")
-        place = [] if "--resume" in flags else ["--output_dir", folder, "--engine_args", RAY, *FLAGS.split()]
+        place = [] if "--resume" in flags else ["--output_dir", folder, *FLAGS.split()]
         with self.log.open("a") as log:
             self.process = pair[0].start(sys.executable, "train.py", *place, *flags, stdout=log, stderr=log)
 
@@ -85,8 +84,8 @@ def check_steps(run: Launched, count: int) -> None:
 
 @pytest.mark.medium
 def test_twelve_steps(pair: Pair, tmp_path: Path) -> None:
-    """The command of docs/gpu.md: the weights check passes, and nothing is left on either host within the seconds that
-    Ray takes to end a job's processes."""
+    """The command of lab/hosts/README.md: the weights check passes, and nothing is left on either host within the
+    seconds that Ray takes to end a job's processes."""
     before = [host.left() for host in pair]
     run = Launched(pair, tmp_path / "run", "--max_steps", 12)
     assert run.end() == 0, run.output[-3000:]
@@ -108,7 +107,7 @@ def test_a_worker_that_dies_and_a_link_that_is_cut(pair: Pair, tmp_path: Path) -
     assert run.end() == 75 and "EngineDied" in run.output, run.output[-3000:]
     state = Folder(run.folder).newest_checkpoint()[1]
     assert state["step"] == len(run.steps()) < 30
-    again = Launched(pair, run.folder, "--resume", run.folder)
+    again = Launched(pair, run.folder, "--resume", run.folder, "--engine", "lab.hosts:RayEngine")
     assert again.end() == 0, again.output[-3000:]
     check_steps(again, 30)
 
@@ -128,7 +127,7 @@ def test_a_killed_trainer_takes_its_engine_along(pair: Pair, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_hosts_with_too_few_devices(pair: Pair, tmp_path: Path) -> None:
     """One sentence and exit code 2, before vLLM starts."""
-    run = Launched(pair, tmp_path / "run", "--engine_args", RAY.replace("}", ', "tensor_parallel_size": 2}'))
+    run = Launched(pair, tmp_path / "run", "--engine_args", '{"tensor_parallel_size": 2}')
     sentence = "the engine needs 2 devices, and 1 of Ray's are free"
     assert run.end() == 2 and sentence in run.output.splitlines()[-1], run.output[-3000:]
     assert "Traceback" not in run.output and "EngineCore" not in run.output

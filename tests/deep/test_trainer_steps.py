@@ -1,0 +1,170 @@
+"""runtime/trainer.py in bfloat16, over a checkpoint, on several ranks, and what a ratio is made of."""
+
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_trainer import (
+    gradient_of,
+    hand_batch,
+    near_uniform_model,
+    rank_of,
+    saved_model,
+    shift_weights,
+    trainer_of,
+    weights_of,
+)
+
+from runtime.parts import Run
+from runtime.ranks import Ranks
+from runtime.recorder import staleness
+from runtime.run import load_tensors
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory) -> str:
+    return near_uniform_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def new_accelerator():
+    """Makes accelerate's own, of one process; its global state is forgotten with the next, and at the end."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    def new() -> Accelerator:
+        AcceleratorState._reset_state(True)
+        return Accelerator(cpu=True)
+
+    yield new
+    AcceleratorState._reset_state(True)
+
+
+def test_the_policy_is_gone_when_the_process_group_ends(monkeypatch, new_accelerator):
+    """A DDP policy that still lives then waits, at times for ever, for a thread of gloo's that waits for it."""
+    accelerator, ended = new_accelerator(), []
+    trainer = SimpleNamespace(policy=accelerator.prepare(torch.nn.Linear(2, 2)))
+    run = SimpleNamespace(ranks=Ranks(accelerator), trainer=trainer)
+    policy = weakref.ref(trainer.policy)
+    monkeypatch.setattr(accelerator, "end_training", lambda: ended.append(policy() is None))
+    Run._end_accelerator(run)
+    assert ended == [True]
+
+
+def test_the_ratio_is_mismatch_times_staleness(model_folder):
+    """The oracle has what a run has not, the log-probs of the weights that sampled: 1,800 tokens scored by them, with
+    noise of .05 nats on top as the generator's, then other weights."""
+    trainer, batch = trainer_of(model_folder, tokens_per_microbatch=999), hand_batch()
+    batch.rows = batch.rows * 100
+    batch.mask = batch.mask.repeat(100, 1)
+    batch.advantages = batch.advantages.repeat(100)
+    batch.token_weights = batch.token_weights.repeat(100, 1)
+    noise = 0.05 * torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0)) * batch.mask
+    before = trainer.score(batch.rows)
+    batch.behaviour_logprobs = before + noise
+    shift_weights(trainer, 0.008)
+    age = (trainer.score(batch.rows) - before)[batch.mask].square().mean().sqrt().item()
+    mismatch = noise[batch.mask].square().mean().sqrt().item()
+    total = trainer.backward(batch)[1]["log_ratio_rms"]
+    assert total > 1.1 * age and age > mismatch / 3
+    assert staleness(total, mismatch) == pytest.approx(age, rel=0.03)
+
+
+def clipped_adamw(weight, gradient, norm: float, lr: float) -> torch.Tensor:
+    """The first step, by its formula in FP64: the moments with their bias taken off are g and g²."""
+    g = gradient.double() * min(1.0, 1.0 / (norm + 1e-6))
+    decayed = weight.double() * (1 - lr * 0.01)
+    return decayed - lr * g / (g.abs() + 1e-15)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "more", "recompute"),
+    [
+        ("Qwen3", {"tie_word_embeddings": True}, False),
+        ("Phi", {"partial_rotary_factor": 0.5}, True),  # its head has a bias
+        ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}, True),
+    ],
+)
+def test_bfloat16_is_that_of_a_bfloat16_model_over_fp32_weights(kind, more, recompute, tmp_path):
+    """The oracle is the same model in bfloat16, and plain autograd. Log-probs, and the gradient of one microbatch, are
+    its own to the last bit; those of several are summed in FP32. A step goes to the FP32 weights, and then the passes
+    have these, rounded."""
+    folder, batch = saved_model(kind, tmp_path, **more), hand_batch()
+    options = {"dtype": "bfloat16", "gradient_checkpointing": recompute, "tokens_per_microbatch": 9}
+    trainer = trainer_of(folder, **options, lr=1e-3, warmup_steps=0)
+    oracle = trainer_of(folder)
+    for parameter in oracle.model.parameters():  # but no buffers
+        parameter.data = parameter.data.bfloat16()
+    parts, expected = trainer._microbatches(batch.rows), {}
+    assert len(parts) > 2
+    with torch.no_grad():
+        for part in parts:
+            assert torch.equal(trainer.policy(part)[0], oracle.policy(part)[0])
+    trainer.backward(batch)
+    for part in parts:
+        oracle.model.zero_grad()
+        oracle._loss(part, batch)[0].backward()
+        for name, parameter in oracle.model.named_parameters():
+            expected[name] = expected.get(name, 0) + parameter.grad.float()
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    for name, parameter in trainer.model.named_parameters():
+        assert parameter.dtype == parameter.grad.dtype == torch.float32
+        assert torch.equal(parameter.grad, expected[name]), name
+        assert not torch.equal(expected[name], expected[name].bfloat16().float())  # a sum in bfloat16 would be
+    norm = torch.cat([gradient.flatten() for gradient in expected.values()]).norm().item()
+    step = trainer.update(0)
+    assert step["updated"] == 1 and step["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    for name, parameter in trainer.model.named_parameters():
+        after = clipped_adamw(before[name], expected[name], norm, 1e-3)
+        torch.testing.assert_close(parameter.detach().double(), after, atol=3e-7, rtol=0)
+        assert torch.equal(trainer.policy.model.get_parameter(name), parameter.bfloat16())
+    assert {x.dtype for state in trainer.optimizer.state.values() for x in state.values()} == {torch.float32}
+
+
+def test_several_ranks_average_the_fp32_gradients(model_folder):
+    """Without DDP, which would average them in bfloat16: each rank's gradient, FP32, goes through one reduction."""
+    reduced, accelerator = [], rank_of(0, 2)
+    accelerator.reduce = lambda tensor, how: reduced.append((tensor.dtype, how)) or tensor / 4
+    trainer = trainer_of(model_folder, accelerator=accelerator, dtype="bfloat16")
+    alone = trainer_of(model_folder, 0, 2, dtype="bfloat16")
+    for each in (trainer, alone):
+        each.backward(hand_batch())
+    assert reduced == [(torch.float32, "mean")] * len(list(trainer.model.parameters()))
+    assert torch.equal(gradient_of(trainer), gradient_of(alone) / 4)
+
+
+@pytest.mark.long
+def test_the_reference_of_a_bfloat16_run_is_its_first_policy(tmp_path):
+    """To the last bit, so that the KL penalty begins at 0."""
+    trainer = trainer_of(saved_model("Qwen3", tmp_path), dtype="bfloat16", kl_coef=0.1)
+    assert {p.dtype for p in trainer.reference.parameters()} == {torch.bfloat16}
+    assert trainer.backward(hand_batch())[1]["kl"] == 0.0
+    trainer.update(0)
+    assert trainer.backward(hand_batch())[1]["kl"] > 0.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_continues_to_the_last_bit(dtype, tmp_path, new_accelerator):
+    """Two steps, or one, a checkpoint, a new trainer and the other. A trainer of the other dtype takes the FP32 weights
+    of the checkpoint, too."""
+    folder, ends = saved_model("Qwen3", tmp_path / "model"), []
+    for resumed in (False, True):
+        accelerator = new_accelerator()
+        trainer = trainer_of(folder, 0, 1, accelerator, dtype=dtype, lr=1e-2, warmup_steps=0, tokens_per_microbatch=9)
+        if resumed:
+            load_tensors(accelerator, tmp_path / "checkpoint")
+        for version in (1,) if resumed else (0, 1):
+            trainer.backward(hand_batch())
+            trainer.update(version)
+            if version == 0:
+                accelerator.save_state(str(tmp_path / "checkpoint"))
+                middle = weights_of(trainer)
+        ends.append(weights_of(trainer))
+    assert torch.equal(*ends) and not torch.equal(ends[0], ends[0].bfloat16().float())
+    accelerator = new_accelerator()
+    other = trainer_of(folder, 0, 1, accelerator, dtype="bfloat16" if dtype == "float32" else "float32")
+    load_tensors(accelerator, tmp_path / "checkpoint")
+    assert torch.equal(weights_of(other), middle)
