@@ -304,7 +304,7 @@ def test_any_split_gives_the_same_gradient(name, drawn, data):
 
 def test_a_trainer_that_averages_needs_its_divisor_as_a_factor():
     """accelerate's own `accumulate` and `backward` over 3 microbatches of unequal size: the loss times 3 gives the
-    gradient of the whole batch in one backward pass, the bare loss a third of it. (Ranks: see test_fp32_head.py.)"""
+    gradient of the whole batch in one backward pass, the bare loss a third of it. (Ranks: see test_fp32_head_properties.py.)"""
     from accelerate import Accelerator
 
     features, model = torch.randn(8, 5, 4), torch.nn.Linear(4, 1)

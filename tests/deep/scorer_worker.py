@@ -1,6 +1,6 @@
-"""Program of test_fp32_head.py, one of several ranks: gradients of one batch through a wrapped `Scorer`, to a file.
+"""Program of test_fp32_head_properties.py, one of several ranks: gradients of one batch through a wrapped `Scorer`, to a file.
 
-RANK=0 WORLD_SIZE=2 python tests/scorer_worker.py STORE OUT"""
+RANK=0 WORLD_SIZE=2 python tests/deep/scorer_worker.py STORE OUT"""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from fp32_head import Scorer
 from losses import aggregation_weights, cispo
