@@ -6,12 +6,14 @@ ScaleRL (arXiv 2510.13786) a truncation rate of 10-15 % preceded a collapse; hea
 IDEA 1, forced interruption (ScaleRL's choice, section 2). Each rollout has a budget drawn uniformly from [min_budget,
 max_budget], so that there is no single deadline to learn. If thinking has not ended by then, a fixed phrase ends it,
 and the policy goes on with up to `answer_budget` tokens of answer. An engine serves this as two requests, called legs.
-The first leg may be as long as the budget, whatever its tokens are. With a budget of 11 tokens and answer_budget 4:
+The first leg may be as long as the budget, whatever its tokens are. The four cases, with a budget of 11 tokens and an
+answer_budget of 4 (t thinks, E is </think>, a answers, P is PHRASE, $ is <eos>):
 
-    a   no </think> in 11 tokens             leg 2: prompt + 11 tokens + PHRASE, up to 4 tokens
-    b   </think> is token 8, cut at 11       3 answer tokens so far; leg 2: prompt + 11 tokens, up to 1 more
-    c   </think> is token 6, cut at 11       5 answer tokens, none left: no leg 2, the completion is truncated
-    d   <eos> by token 11                    finished: no leg 2, however long its answer
+        leg 1, at most 11         leg 2
+    a   t t t t t t t t t t t  |  P P P a a a a     thinking was cut: PHRASE ends it, and up to 4 tokens answer
+    b   t t t t t t t E a a a  |  a                 3 answer tokens so far: leg 2 has no PHRASE, and up to 1 more
+    c   t t t t t E a a a a a  |                    none of the 4 is left: no leg 2, the completion is truncated
+    d   t t t t t E a $        |                    finished: no leg 2
 
 Every sampled token of both legs trains; only PHRASE is masked. The answer budget counts the sampled tokens after
 </think>, in both legs. Nothing enforces it within leg 1, so in cases c and d the answer may be longer.

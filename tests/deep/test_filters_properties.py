@@ -1,0 +1,179 @@
+"""filters.py on drawn rewards and histories, and what each filter refuses. tests/test_filters.py has the numbers by hand."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from filters import DynamicSampling, PassRateHistory, has_variance
+
+REWARDS = st.sampled_from([-0.5, -0.25, 0.1, 1 / 3, 1 / 3 + 1e-7, 1.0])
+
+
+@given(st.lists(st.tuples(REWARDS, st.integers(0, 4))))
+def test_has_variance_counts_different_rewards_whatever_the_order(rows):
+    """Oracle: a set of each group's rewards has more than one element. No input is written."""
+    rewards = torch.tensor([reward for reward, _ in rows])
+    ids = torch.tensor([i for _, i in rows], dtype=torch.long)
+    different = [len(set(rewards[ids == i].tolist())) > 1 for i in ids]
+    assert has_variance(rewards, ids).tolist() == different
+    assert rewards._version == ids._version == 0
+
+
+@pytest.mark.parametrize("other", [1.0, math.nan])
+def test_a_nan_reward_keeps_its_group(other):
+    """An error to be seen, not a group to be dropped in silence."""
+    assert has_variance(torch.tensor([math.nan, other]), torch.zeros(2)).all()
+
+
+def counts(history: PassRateHistory) -> dict:
+    """Of each prompt (solved, rollouts)."""
+    return {key: (solved, rollouts) for key, solved, rollouts in history.state_dict()["counts"]}
+
+
+@pytest.mark.parametrize("rollouts", [3, 100, 3000])
+def test_every_share_of_rollouts_as_a_threshold(rollouts):
+    """Every share of the rollouts retires at that share and not one below; in floating point .57 * 100 < 57 and .07 * 100
+    > 7."""
+    for solved in range(1, rollouts + 1, max(1, rollouts // 200)):
+        history = PassRateHistory(threshold=solved / rollouts)
+        for key, right in ("at", solved), ("below", solved - 1):
+            history.update(key, [1] * right + [0] * (rollouts - right))
+        assert history.retired("at")
+        assert not history.retired("below")
+
+
+def test_a_share_just_below_the_threshold_stays():
+    """.667 of 3 would be 2.001."""
+    history = PassRateHistory(threshold=0.667)
+    history.update("a", [1, 1, 0])
+    assert not history.retired("a")
+
+
+def test_a_threshold_above_1_retires_nothing():
+    history = PassRateHistory(threshold=1.1)
+    history.update("a", [1] * 50)
+    assert not history.retired("a")
+
+
+def test_retired_for_good_and_groups_in_flight():
+    """A retired prompt's group that was in flight is counted and lowers the rate to 10/20; the prompt stays retired."""
+    history = PassRateHistory()
+    history.update("a", [1] * 10)
+    history.update("a", [0] * 10)
+    assert counts(history) == {"a": (10, 20)}
+    assert history.retired("a")
+    assert history.n_retired == 1
+
+
+@pytest.mark.parametrize("correct", [[1, -1], [0.5], [0.9, 1.0], [math.nan], [2], []])
+def test_rewards_that_are_refused_as_correctness(correct):
+    """Rewards of -1, lengths' penalties and NaN are refused, and leave the history as it was."""
+    history = PassRateHistory()
+    history.update("a", [1, 0])
+    with pytest.raises(ValueError, match="0 or 1"):
+        history.update("a", correct)
+    assert counts(history) == {"a": (1, 2)}
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, iter])
+def test_correct_may_be_a_tensor(kind):
+    history = PassRateHistory()
+    history.update(3, kind([1, 0]))
+    history.update(3, kind([True, False]))
+    assert counts(history) == {3: (2, 4)}
+
+
+@pytest.mark.parametrize("key", [torch.tensor(3), np.int64(3), ("a", 1), None])
+def test_a_key_may_not_be_a_tensor(key):
+    """To ask is refused, too: the answer would be "not retired"."""
+    history = PassRateHistory()
+    message = rf"str or int, got {type(key).__name__}; use int\(key\) or str\(key\)"
+    with pytest.raises(TypeError, match=message):
+        history.update(key, [1])
+    with pytest.raises(TypeError, match=message):
+        history.retired(key)
+
+
+KEYS = [1, "1", "a", 2]
+GROUPS = st.lists(st.tuples(st.sampled_from(KEYS), st.lists(st.booleans(), min_size=1, max_size=9)))
+
+
+@given(GROUPS, GROUPS)
+def test_any_history_goes_on_from_a_checkpoint(before, after):
+    """Through JSON text after any of the groups, with keys of both kinds (1 and "1" are two prompts): it goes on as if
+    it had never stopped. What was there before the load is forgotten, and a saved state is a copy."""
+    history, loaded = PassRateHistory(0.6), PassRateHistory(0.6)
+    for group in before:
+        history.update(*group)
+    state = json.loads(json.dumps(history.state_dict()))
+    loaded.load_state_dict(history.state_dict())
+    loaded.update("elsewhere", [1])
+    assert history.state_dict() == state
+    loaded.load_state_dict(state)
+    for group in after:
+        history.update(*group)
+        loaded.update(*group)
+    assert loaded.state_dict() == history.state_dict()
+    assert loaded.n_retired == history.n_retired
+    assert [loaded.retired(key) for key in KEYS] == [history.retired(key) for key in KEYS]
+
+
+STATE = {"threshold": 0.9, "counts": [["a", 2, 3]], "retired": []}
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (STATE | {"threshold": 0.8}, "threshold 0.8"),
+        (STATE | {"extra": 1}, "keys"),
+        *(({key: STATE[key] for key in STATE if key != missing}, "keys") for missing in STATE),
+    ],
+)
+def test_a_state_of_other_settings_is_refused_and_leaves_the_history_alone(state, message):
+    history = PassRateHistory()
+    history.update("a", [1, 1, 0])
+    with pytest.raises(ValueError, match=message):
+        history.load_state_dict(state)
+    assert history.state_dict() == STATE
+
+
+@pytest.mark.parametrize(
+    ("rewards", "kept"),
+    [
+        ([0.5, 0.5 + 1e-12], True),
+        ([1.0], False),
+        ([math.nan, 1.0], True),  # so that the error shows
+    ],
+)
+def test_rewards_that_dynamic_sampling_keeps(rewards, kept):
+    assert DynamicSampling(batch_prompts=2).offer("a", rewards) is kept
+
+
+@pytest.mark.parametrize(("a", "b"), [((3,), (2,)), ((4, 1), (4,)), ((4, 1), (4, 1)), ((), ())])
+def test_rewards_of_other_shapes_are_refused(a, b):
+    with pytest.raises(ValueError, match=re.escape(f"rewards {a} and group_ids {b} must")):
+        has_variance(torch.zeros(a), torch.zeros(b))
+
+
+@pytest.mark.parametrize("threshold", [0, -0.1, math.nan, math.inf])
+def test_thresholds_that_are_refused(threshold):
+    with pytest.raises(ValueError, match="threshold"):
+        PassRateHistory(threshold)
+
+
+def test_a_batch_of_no_prompts_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        DynamicSampling(0)
+
+
+@pytest.mark.parametrize("rewards", [[], torch.zeros(0)])
+def test_a_group_without_rewards_is_refused(rewards):
+    """It is a bug of the caller, and no group to discard."""
+    with pytest.raises(ValueError, match="without rewards"):
+        DynamicSampling(1).offer("a", rewards)
