@@ -60,9 +60,9 @@ class Progress:
 
     def load_state_dict(self, state: Record) -> None:
         """Goes on where `state` was saved."""
-        self.step = state["step"]
-        self.version = state["version"]
-        self.evaluated = state["evaluated"]
+        self.step = int(state["step"])
+        self.version = int(state["version"])
+        self.evaluated = int(state["evaluated"])
         generator, internal, gauss = state["random"]
         self.rng.setstate((generator, tuple(internal), gauss))
 
@@ -186,26 +186,31 @@ class Folder:
 
 
 def check_folder(flags: Flags) -> None:
-    """Raises UsageError where the run would overwrite a run, other files or the model to train, or would go on with
-    files that lie elsewhere."""
+    """Raises UsageError for a folder that the run cannot have."""
+    try:
+        problem = problem_of_folder(flags)
+    except (OSError, ValueError) as error:  # a name that is too long, a loop of links
+        problem = f"--output_dir {flags.output_dir} cannot be used ({reason_of(error)}); choose another."
+    if problem:
+        raise UsageError(problem)
+
+
+def problem_of_folder(flags: Flags) -> str:
+    """One sentence where the run would overwrite a run, other files or the model to train, or would go on with files
+    that lie elsewhere; else empty."""
     path = Path(flags.output_dir)
-    files = [path / name for name in (*LOGS, "config.json", "checkpoints", "model")]
     if flags.resume:
-        for file in files:
-            if file.is_symlink():
-                raise UsageError(f"--resume {path}: {file.name} is a link; put what it leads to in its place.")
-        return
+        links = [name for name in (*LOGS, "config.json", "checkpoints", "model") if (path / name).is_symlink()]
+        return f"--resume {path}: {links[0]} is a link; put what it leads to in its place." if links else ""
     if flags.overwrite and flags.model and Path(flags.model).resolve().is_relative_to(path.resolve()):
-        raise UsageError(
-            f"--overwrite would delete --model {flags.model}, which lies in --output_dir; choose another folder."
-        )
+        return f"--overwrite would delete --model {flags.model}, which lies in --output_dir; choose another folder."
     if Folder(path).holds_run():
-        if not flags.overwrite:
-            raise UsageError(
-                f"--output_dir {path} holds a run; give another folder, or --resume {path}, or --overwrite true."
-            )
-    elif path.is_file() or (path.is_dir() and any(file.name != "lock" for file in path.iterdir())):
-        raise UsageError(f"--output_dir {path} is not empty and holds no run; choose another folder.")
+        if flags.overwrite:
+            return ""
+        return f"--output_dir {path} holds a run; give another folder, or --resume {path}, or --overwrite true."
+    if path.is_file() or (path.is_dir() and any(file.name != "lock" for file in path.iterdir())):
+        return f"--output_dir {path} is not empty and holds no run; choose another folder."
+    return ""
 
 
 def whole_state(folder: Path) -> Record | None:

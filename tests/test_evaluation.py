@@ -1,12 +1,9 @@
-"""runtime/evaluation.py: the gap by hand, and a run that ends when the generator has other weights than the trainer."""
-
-import math
+"""runtime/evaluation.py: the figures and the gap by hand, a run that ends when the generator has other weights, and the law."""
 
 import pytest
 import torch
-from scripted import ScriptedTrainer, rollout
+from scripted import rollout
 
-from pipeline_rl import Rollout
 from runtime.evaluation import evaluation_line, figures, law, logprob_gap, logprob_gaps
 from runtime.folder import Folder, RunFailed
 from runtime.model import TokenRow
@@ -47,22 +44,6 @@ def test_correct_samples_of_each_held_out_problem(run):
     assert [(r["pass_rate"], r["pass_at_k"]) for r in played.evals] == [(0.4, 0.6)] * 2
 
 
-@pytest.mark.parametrize(
-    ("control", "message"), [("none", "--max_budget, which is 18"), ("interruption", "--answer_budget, which is 4")]
-)
-def test_truncation_before_training_names_the_budget_to_raise(run, capsys, control, message):
-    """Every completion of every evaluation is cut: a warning at step 0, and not at steps 4 and 8."""
-
-    def rollout(self, reward, version=None):
-        version = self.version if version is None else version
-        return Rollout([9] * 22, [0.0] * 22, [version] * 22, [1] * 22, "length", reward=reward, correct=reward > 0)
-
-    run({"rollout": rollout}, length_control=control)
-    out = capsys.readouterr().out
-    assert out.count(f"100% of completions are truncated before any training; raise {message}.") == 1
-    assert out.index("evaluation at step 0") < out.index(message) < out.index("step    1")
-
-
 def test_the_gap_by_hand():
     """Trained tokens differ by .1 and .2 in the first row and by .6 in the second; the forced token does not count.
     Mean of the three: .3. Of a mixture of experts the (lower) median of the rows' means .15 and .6: .15."""
@@ -72,23 +53,6 @@ def test_the_gap_by_hand():
     gaps = logprob_gaps(own, behaviour, rows)
     assert [gap.tolist() for gap in gaps] == [pytest.approx([0.1, 0.2]), pytest.approx([0.6])]
     assert logprob_gap(gaps, False) == pytest.approx(0.3) and logprob_gap(gaps, True) == pytest.approx(0.15)
-
-
-def test_the_ratio_taken_apart_at_each_step(run):
-    """Log-ratios of .1, and a mismatch that the weights checks in steps 1, 4 and 7 find to be .06, .06 and .08:
-    sqrt(.1^2 - .06^2) = .08 is left for the age, and then .06, also between the checks."""
-    mismatch = property(lambda generator: -0.06 if generator.version < 6 else -0.08)
-
-    def backward(self, batch):
-        return True, ScriptedTrainer.backward(self, batch)[1] | {"log_ratio_rms": 0.1}
-
-    played = run({"logprob": mismatch}, {"backward": backward}, dtype="bfloat16", eval_every=100)
-    steps, recorder = played.steps, played.run.recorder
-    assert [r["step"] for r in steps if "mismatch_rms" in r] == [1, 4, 7]
-    assert [r["staleness_rms"] for r in steps] == pytest.approx([0.08] * 6 + [0.06] * 2)
-    recorder.mismatch = None
-    recorder.open(8)  # as a resumed run does: the last mismatch is in the log
-    assert recorder.mismatch == pytest.approx(0.08)
 
 
 def test_weights_that_did_not_move_end_the_run(run):
@@ -103,62 +67,6 @@ def test_weights_that_did_not_move_end_the_run(run):
     assert run({"logprob": -0.08}, dtype="bfloat16").progress.step == 8
     with pytest.raises(RunFailed, match=r"by 1\.2e-01 .* than 0.1 \(bfloat16\): .* weights .* precision"):
         run({"logprob": -0.12}, dtype="bfloat16")
-
-
-def test_probes_come_as_often_when_steps_come_in_rounds(run):
-    """Every 3 steps, or at the end of the round of 4 that passes one. What begins after a step is compared in the next
-    one; the evaluation of step 0 is compared in step 1."""
-    for schedule, steps in (("pipeline", [1, 4, 7, 10]), ("ppo_off_policy", [1, 5, 9])):
-        played = run(schedule=schedule, k=4, max_steps=12, eval_every=100, probe_every=3)
-        assert [r["step"] for r in played.steps if "logprob_gap" in r] == steps
-
-
-def test_evaluations_that_come_due_within_a_round_are_made_after_it(run):
-    played = run(schedule="ppo_off_policy", k=4, max_steps=12, eval_every=3)
-    assert [r["step"] for r in played.evals] == [0, 4, 8, 12]
-
-
-@pytest.mark.parametrize("experts", [1, 4])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_gap_that_is_no_number_ends_the_run(run, dtype, experts):
-    """One row of ten."""
-    with pytest.raises(RunFailed, match="weights check: at version 0 trainer and generator differ by nan nats"):
-        run(trainer={"experts": experts, "off": [math.nan, 0.0]}, dtype=dtype)
-
-
-@pytest.mark.long
-def test_the_median_row_decides_for_a_mixture_of_experts(run):
-    """Ten rows: one or four off by 0.1 are what rounding at the router does, seven off are old weights."""
-    for off in ([0.1, 0.0], [0.1] * 4 + [0.0]):
-        assert run(trainer={"experts": 4, "off": off}, probe_every=100).steps[0]["logprob_gap"] == 0.0
-    with pytest.raises(RunFailed, match=r"differ by 1\.0e-01"):
-        run(trainer={"experts": 4, "off": [0.1] * 7 + [0.0]})
-    with pytest.raises(RunFailed, match=r"differ by 1\.0e-02"):  # the mean of one in ten
-        run(trainer={"off": [0.1, 0.0]})
-
-
-@pytest.mark.long
-def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
-    """Two data sets of the same held-out problems: the evaluation takes five of each and tells them apart."""
-    from tasks import arithmetic
-
-    def mixture(*args, **options):
-        task = arithmetic.ChainTask(*args, **options)
-        task.sources = ["chain", "other"]
-        task.held_out += [type(p)(p.key, p.prompt_ids, p.answer, "other") for p in task.held_out]
-        return task
-
-    monkeypatch.setattr(arithmetic, "graded_task", mixture)
-
-    def evaluate(self, problems, n_samples):
-        self.settle()
-        self.evaluating = True
-        return [[self.rollout(1.0 if p.source == "other" else -1.0) for _ in range(n_samples)] for p in problems]
-
-    record = run({"evaluate": evaluate}, max_steps=1).evals[0]
-    assert record["n_prompts"] == 10 and record["pass_rate"] == 0.5
-    apart = {name: (of["pass_rate"], of["n_prompts"]) for name, of in record["data_sets"].items()}
-    assert apart == {"chain": (0.0, 5), "other": (1.0, 5)}
 
 
 def test_a_run_ends_with_eq_1_on_its_own_evaluations(tmp_path):

@@ -1,23 +1,18 @@
-"""runtime/recorder.py: the clock that counts compute, what is written and printed of a step, and the run's end."""
+"""runtime/recorder.py: the clock that counts compute, what is written and printed of a step, and the table of the end."""
 
 import json
 import math
-import sys
-from collections import Counter
 from types import SimpleNamespace
 
-import accelerate.tracking
 import pytest
-from accelerate.utils import LoggerType
-from scripted import Alone, ScriptedGenerator, go, without_times
+from scripted import Alone, ScriptedGenerator
 
-from runtime import flag_checks, recorder
+from runtime import recorder
 from runtime.flags import VERSION, Flags
 from runtime.folder import Folder
 from runtime.generator import Counters
 from runtime.ranks import Ranks
-from runtime.recorder import Clock, Recorder, staleness, step_line, warnings_of
-from tasks import arithmetic
+from runtime.recorder import Clock, Recorder, staleness, step_line
 
 
 @pytest.fixture
@@ -74,26 +69,6 @@ def test_a_steps_record(run):
     assert [group for r in played.steps for group in r["groups"]] == taken
 
 
-def test_verdicts_are_logged(monkeypatch, tmp_path, model):
-    monkeypatch.setattr(arithmetic.ChainTask, "counts", Counter(correct=5, timeout=2), raising=False)
-    go(monkeypatch, tmp_path / "run", model, "--max_steps", "1")
-    [record] = without_times(tmp_path / "run", "metrics.jsonl")
-    assert record["verdicts"] == {"correct": 5, "timeout": 2}
-
-
-def test_samples_reach_no_terminal(monkeypatch, program, tmp_path):
-    """Completions that would clear the screen, ring, or rename the window: the text comes back whole from plain ASCII
-    without control characters; nothing of it is printed."""
-    text = "\x1b[2J\x07\x1b]0;title\x07\r\x7f\x9b31m\u202e\ud800 </think> 1"
-    monkeypatch.setattr(arithmetic.ChainTask, "text", lambda self, ids: text)
-    _, out, err = program("--max_steps", "1")
-    content = (tmp_path / "run" / "samples.jsonl").read_bytes()
-    assert all(32 <= byte < 127 or byte == 10 for byte in content)
-    records = Folder(tmp_path / "run").read("samples.jsonl")
-    assert len(records) == 4 and {r["completion"] for r in records} == {text}
-    assert not set(out + err) & set("\x1b\x07\x7f\x9b\u202e\ud800") and "title" not in out + err
-
-
 def step_record(**changes) -> dict:
     return {
         "step": 7, "pass_rate": 0.25, "length": 21.5, "lag_mean": 1.234, "lag_max": 3, "ratio_mean": 1.001,
@@ -121,20 +96,6 @@ def test_staleness_by_hand():
     assert staleness(0.1, 0.2) == 0.0 and math.isnan(staleness(math.nan, 0.1))
 
 
-@pytest.mark.parametrize(("changes", "empty_steps", "message"), [
-    ({}, 2, ""), ({}, 4, ""), ({"truncated": 0.07}, 0, "Warning: 7.0% of comp"), ({"truncated": 0.2}, 0, "WARNING: 20"),
-    ({"entropy": 0.0009}, 0, "Warning: the entropy is 9.0e-04 nats"), ({}, 3, "3 steps in a row had no rollout left"),
-    ({}, 6, "6 steps in a row had no rollout left"), ({"verdicts": {}}, 0, ""), ({"kept_tokens": 0}, 1, ""),
-    ({"kept_tokens": 0}, 3, "3 steps in a row had no token that the mask keeps, so nothing was trained"),
-    ({"verdicts": {"unfinished": 11, "correct": 4, "wrong": 5}}, 0, "55% of completions never ended their thinking"),
-    ({"verdicts": {"unfinished": 11, "wrong": 9}, "step": 2}, 0, ""),  # once
-    ({"verdicts": {"unfinished": 10, "wrong": 10}}, 0, ""),
-])  # fmt: skip
-def test_each_warning_speaks_at_its_level_and_not_below(changes, empty_steps, message):
-    lines = list(warnings_of({"truncated": 0.04, "entropy": 0.001, "step": 1} | changes, empty_steps))
-    assert [message in line for line in lines] == ([True] if message else [])
-
-
 def test_the_table_of_the_end_by_hand(new_clock, tmp_path):
     """Steps of 1 s and 3 s: the generator idle 0.5 + 0.1 + 0.3 + 0.1 = 1 of 4 s, the trainer 2 of 4 s; lag mean 1.5,
     max 4."""
@@ -157,32 +118,3 @@ def test_the_table_of_the_end_by_hand(new_clock, tmp_path):
         "lag mean / max": "1.50 / 4 (k = 8)",
         "files": str(tmp_path),
     }
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["trackio", "wandb"])
-def test_a_tracker_gets_flags_steps_and_evaluations(monkeypatch, program, tmp_path, name):
-    """A stand-in for the package, with the parts of it that accelerate calls. What comes after a resume is a run of its
-    own there: it may have gone back to a checkpoint, and wandb drops records of an earlier step."""
-    calls = []
-    run = SimpleNamespace(
-        log=lambda values, step: calls.append((step, values)), finish=lambda: calls.append(("finish", {}))
-    )
-    config = SimpleNamespace(update=lambda values, **_: calls.append(("config", values)))
-    package = SimpleNamespace(config=config, init=lambda **options: calls.append(("init", options)) or run)
-    monkeypatch.setitem(sys.modules, name, package)
-    monkeypatch.setattr(flag_checks, "find_spec", lambda _: True)
-    monkeypatch.setattr(accelerate.tracking, "_available_trackers", [LoggerType(name)])
-    folder = str(tmp_path / "run")
-    options = {"project": "scalerl", "name": folder} | ({"dir": folder} if name == "wandb" else {})
-    assert program("--max_steps", "2", "--report_to", name)[0] == 0
-    init, (kind, settings), *logged, last = calls
-    assert init == ("init", options) and kind == "config" and settings["max_steps"] == 2 and last == ("finish", {})
-    steps = [step for step, values in logged if "grad_norm" in values]
-    evaluations = [step for step, values in logged if "eval/pass_rate" in values]
-    assert len(logged) == 4 and steps == [1, 2] and evaluations == [0, 2]
-    assert not any("step" in values for _, values in logged)  # a name that trackio keeps for itself
-    calls.clear()
-    assert program("--resume", "--max_steps", "3")[0] == 0
-    assert calls[0] == ("init", options | {"name": f"{folder} from step 2"})
-    assert [step for step, _ in calls[2:-1]] == [3, 3]

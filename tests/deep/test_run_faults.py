@@ -1,4 +1,4 @@
-"""A run's folder: logs, checkpoints that are whole or absent, a resumed run that is the run it was, bit for bit."""
+"""runtime/run.py and folder.py: each way in which a run may be stopped, fail, be damaged, or go on."""
 
 import ast
 import io
@@ -14,22 +14,28 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted import STEPS, Killed, Replay, assert_same_logs, go, small_model, without_times
+from scripted import (
+    Killed,
+    Replay,
+    assert_same_logs,
+    small_model,
+    without_times,
+)
 from test_faults import small_disk
+from test_run import assert_same_state, save
 
-from filters import PassRateHistory
-from pipeline_rl import Group
 from runtime import folder as run_folder
 from runtime.flags import UsageError
 from runtime.folder import Folder, Progress, RunFailed
-from runtime.generator import StopRequested
-from runtime.run import load_tensors, save_tensors, state_of
-from tasks.prompts import PromptStream
+from runtime.generator import Exhausted, StopRequested
+from runtime.run import load_tensors, save_tensors
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 RECORDS = st.lists(st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3), max_size=2), max_size=4)
+
+
 in_one_folder = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -58,34 +64,6 @@ def test_logs_cut_at_any_byte_give_whole_records(tmp_path, before, after, data):
         assert records == before[: len(records)] and len(records) == file.read_bytes().count(b"\n")
         folder.cut_back(lengths)  # a log that is shorter is not made longer
         assert file.stat().st_size == at
-
-
-def save(folder: Folder, step: int, **state) -> Path:
-    temporary = folder.begin_checkpoint()
-    (temporary / "weights.bin").write_bytes(b"w" * step)
-    return folder.finish_checkpoint(temporary, step, {"step": step} | state)
-
-
-def test_checkpoints_are_whole_and_few(tmp_path, capsys):
-    """The newest two of steps 9, 10, 100 stay, newest by number; a damaged one is passed over; a half-written one of an
-    earlier process is no checkpoint and is removed by the next save."""
-    folder = Folder(tmp_path)
-    assert folder.newest_checkpoint() is None and folder.checkpoints() == []
-    first, second, third = [save(folder, step) for step in (9, 10, 100)]
-    assert folder.checkpoints() == [second, third] and not first.exists()
-    assert folder.newest_checkpoint()[0] == third and folder.newest_checkpoint()[1]["step"] == 100
-    (third / "weights.bin").write_bytes(b"w" * 99)
-    assert folder.newest_checkpoint()[0] == second and f"{third} is damaged" in capsys.readouterr().out
-    for damaged in ("[]", "{}", '{"files": []}', "{"):
-        (second / "state.json").write_text(damaged)
-        assert folder.newest_checkpoint() is None
-    half = tmp_path / "checkpoints" / "unfinished-1"
-    half.mkdir()
-    assert save(folder, 101) == folder.newest_checkpoint()[0] and not half.exists()
-    for value in (1, 2):  # as after a SIGTERM right behind a save: the later state is there, and nothing else
-        save(folder, 3, value=value)
-    assert folder.newest_checkpoint()[1]["value"] == 2
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
 
 
 @in_one_folder
@@ -120,39 +98,6 @@ def test_progress_goes_through_a_state(seed, version, evaluated, drawn):
     assert (again.taken, again.bad_steps) == ([], 0)
 
 
-def test_a_checkpoint_lists_every_prompt_that_was_not_trained():
-    """Two groups taken, two under way in the engine, one still to come again after an earlier resume: in this order."""
-    problems = [SimpleNamespace(key=key) for key in "abcde"]
-    progress = Progress(random.Random(0), taken=[Group(i, problem, 0, []) for i, problem in enumerate(problems[:2])])
-    prompts = PromptStream(problems, 0, lambda key: False)
-    prompts.first.append(problems[4])
-    generator = SimpleNamespace(under_way={2: problems[2], 3: problems[3]})
-    generator.in_loop = lambda function: function(generator)
-    clock = SimpleNamespace(now=dict, hours=lambda: 0.5)
-    run = SimpleNamespace(
-        progress=progress, history=PassRateHistory(), prompts=prompts, generator=SimpleNamespace(on_main=generator),
-        recorder=SimpleNamespace(clock=clock),
-    )  # fmt: skip
-    state = state_of(run)
-    assert state["prompts"]["first"] == list("abcde")
-
-
-def test_a_cleared_folder_keeps_what_is_not_the_runs(tmp_path):
-    """Twice: the second time nothing is left to remove. A killed resume's half-written config.json is replaced."""
-    folder = Folder(tmp_path / "run")
-    save(folder, 10)
-    (folder.path / "model").mkdir()
-    (folder.path / "config.json.new").write_text("half")
-    folder.replace("config.json", "{}")
-    folder.append("metrics.jsonl", {"config": {}})
-    for name in ("eval.jsonl", "curve.png", "notes.txt"):
-        (folder.path / name).write_text("x")
-    assert folder.holds_run()
-    for _ in range(2):
-        folder.clear()
-        assert [path.name for path in folder.path.iterdir()] == ["notes.txt"] and not folder.holds_run()
-
-
 def test_a_stop_leaves_the_old_file_or_the_new_one(monkeypatch, tmp_path):
     """config.json is written again at each resume: killed before the rename, the old one is still there."""
     folder = Folder(tmp_path)
@@ -165,19 +110,6 @@ def test_a_stop_leaves_the_old_file_or_the_new_one(monkeypatch, tmp_path):
     assert (tmp_path / "config.json").read_text() == "new"
 
 
-@pytest.fixture
-def run(monkeypatch, tmp_path, model):
-    """Runs in tmp_path / name, on recorded rollouts."""
-    return lambda name, *extra, **options: go(monkeypatch, tmp_path / name, model, *extra, **options)
-
-
-def assert_same_state(one, other):
-    (a, *rest_a), (b, *rest_b) = one.state(), other.state()
-    assert rest_a == rest_b and a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(torch.as_tensor(a[name]), torch.as_tensor(b[name])), name
-
-
 def killed_evaluation(self, future):
     if self.step == 3:
         raise Killed
@@ -185,24 +117,19 @@ def killed_evaluation(self, future):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "killed", [{"killed_after": 2}, {"killed_after": 5}, {"script": {"result_of": killed_evaluation}}]
-)
-def test_resumed_run_is_bit_equal(run, whole, tmp_path, killed):
-    """Killed at and after a save, and while the evaluation of step 3 is waited for: weights, Adam's moments, curriculum
-    and logs are those of a run that never stopped."""
-    run("cut", **killed)
+@pytest.mark.parametrize("killed", [{"killed_after": 2}, {"script": {"result_of": killed_evaluation}}])
+def test_a_run_killed_at_a_save_or_in_an_evaluation_is_bit_equal(recorded, whole, tmp_path, killed):
+    recorded("cut", **killed)
     if "script" in killed:
         assert [r["step"] for r in Folder(tmp_path / "cut").read("eval.jsonl")] == [0]
-    assert_same_state(whole[1], run("cut", "--resume"))
+    assert_same_state(whole[1], recorded("cut", "--resume"))
     assert_same_logs(whole[0], tmp_path / "cut")
-    assert [r["step"] for r in without_times(tmp_path / "cut", "metrics.jsonl")] == list(range(1, STEPS + 1))
     assert [r["step"] for r in Folder(tmp_path / "cut").read("eval.jsonl")] == [0, 3, 6, 7]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("flags", ["--schedule ppo_off_policy --k 2 --max_steps 8", "--dynamic_sampling true"])
-def test_a_resumed_run_of_the_alternatives_is_bit_equal(run, tmp_path, flags):
+def test_a_resumed_run_of_the_alternatives_is_bit_equal(recorded, tmp_path, flags):
     """Turns of two updates; and groups taken one by one until three have unequal rewards, killed after the first."""
 
     def take(self, count):
@@ -212,21 +139,21 @@ def test_a_resumed_run_of_the_alternatives_is_bit_equal(run, tmp_path, flags):
         return [self.group(i, p, random.Random(f"{self.step} {p.key}")) for i, p in enumerate(problems)]
 
     options = [*flags.split(), "--pass_rate_threshold", "2"]
-    whole = run("whole", *options, script={"take": take})
-    run("cut", *options, script={"take": take}, killed_after=4)
+    whole = recorded("whole", *options, script={"take": take})
+    recorded("cut", *options, script={"take": take}, killed_after=4)
     assert Folder(tmp_path / "cut").newest_checkpoint()[1]["step"] == 4
-    assert_same_state(whole, run("cut", "--resume", script={"take": take}))
+    assert_same_state(whole, recorded("cut", "--resume", script={"take": take}))
     assert_same_logs(tmp_path / "whole", tmp_path / "cut")
     if "dynamic" in flags:
         assert sum(r["discarded_groups"] for r in without_times(tmp_path / "cut", "metrics.jsonl")) > 0
 
 
 @pytest.mark.long
-def test_a_finished_run_is_made_longer_and_loses_nothing(run, tmp_path):
+def test_a_finished_run_is_made_longer_and_loses_nothing(recorded, tmp_path):
     """Seven steps, then two more: the weights are those of a run of nine, and the final evaluation of step 7 stays."""
-    whole = run("whole", "--max_steps", "9")
-    run("run")
-    assert_same_state(whole, run("run", "--resume", "--max_steps", "9"))
+    whole = recorded("whole", "--max_steps", "9")
+    recorded("run")
+    assert_same_state(whole, recorded("run", "--resume", "--max_steps", "9"))
     assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == list(range(1, 10))
     assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0, 3, 6, 7, 9]
     assert json.loads((tmp_path / "run" / "model" / "run.json").read_text())["step"] == 9
@@ -269,9 +196,9 @@ def test_hours_are_kept_over_a_resume(program, tmp_path):
 
 
 @pytest.mark.long
-def test_flags_given_again_win_and_are_logged(run, program, tmp_path):
+def test_flags_given_again_win_and_are_logged(recorded, program, tmp_path):
     """A line says so, config.json and metrics.jsonl have it. What does not fit the checkpoint's prompts is refused."""
-    run("run", killed_after=3)
+    recorded("run", killed_after=3)
     code, out, _ = program("--resume", "--lr", "0.02", "--max_steps", "4")
     changed = [line for line in out.splitlines() if " is now " in line]
     assert code == 0 and sorted(changed) == ["--lr is now 0.02 (it was 0.01)", "--max_steps is now 4 (it was 7)"]
@@ -299,10 +226,10 @@ class Evil:
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
-def test_a_checkpoint_that_does_not_serve_is_one_sentence(run, program, tmp_path):
+def test_a_checkpoint_that_does_not_serve_is_one_sentence(recorded, program, tmp_path):
     """A model of another width, zeros of the right size, and a file that would run code when it is unpickled, which
     does not run (without the weights-only loader it does: the test's own check)."""
-    run("run", killed_after=3)
+    recorded("run", killed_after=3)
     checkpoint, state = Folder(tmp_path / "run").newest_checkpoint()
     mark, code = tmp_path / "mark", io.BytesIO()
     torch.save({"state": Evil(mark)}, code)
@@ -391,3 +318,90 @@ def test_no_text_becomes_code():
             assert name not in ("eval", "exec", "os.system") and "shell" not in options, file
             assert not name.endswith("torch.load") or options.get("weights_only") == "True"
             assert "trust_remote_code" not in options or options["trust_remote_code"] == "flags.trust_remote_code"
+
+
+@pytest.mark.long
+def test_a_run_of_no_steps_evaluates(program, tmp_path):
+    """After a kill it evaluates the newest checkpoint, and a longer run goes on."""
+    code, out, err = program("--max_steps", "0")
+    assert (code, err) == (0, "") and "no fit: " in out
+    assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0]
+    assert not without_times(tmp_path / "run", "metrics.jsonl")
+    assert program("--resume", "--max_steps", "2")[0] == 0
+    assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == [1, 2]
+
+
+def test_all_prompts_retired_is_a_success(program, tmp_path):
+    """Every rollout is right: all 12 prompts are retired once each was seen."""
+
+    def take(self, count):
+        try:
+            groups = Replay.take(self, count)
+        except StopIteration:  # the real generator's word for it: test_pipeline_rl.py
+            raise Exhausted("no prompt is left to admit; 0 groups stay untrained") from None
+        for answer in [answer for group in groups for answer in group.rollouts]:
+            answer.reward, answer.correct = 1.0, True
+        return groups
+
+    code, out, err = program(script={"take": take})
+    assert code == 0 and err == ""
+    assert "0 groups stay untrained; 12 of 12 prompts are retired. The run ends." in out
+    assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == [1, 2, 3, 4]
+    assert "Warning: 3 steps in a row had no rollout left to train on" in out
+    assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0, 3, 4]
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("mistake", ["--model nowhere", "--held_out 3000000", "--max_budget 300"])
+def test_a_mistake_beside_overwrite_keeps_the_old_run(program, tmp_path, mistake):
+    """What is seen only when the task, the model or its context is loaded."""
+    program("--max_steps", "1")
+    before = sorted((tmp_path / "run").rglob("*"))
+    code, _, err = program("--overwrite", "true", *mistake.split())
+    assert code == 2 and mistake.split()[0] in err and sorted((tmp_path / "run").rglob("*")) == before
+
+
+def test_a_run_that_ended_while_this_one_started_is_not_overwritten(monkeypatch, program, tmp_path):
+    """The flags were checked when the folder was empty; it is looked at again under the lock."""
+    lock = Folder.lock
+
+    def late(self):
+        lock(self)
+        self.append("metrics.jsonl", {"config": {}})
+
+    monkeypatch.setattr(Folder, "lock", late)
+    code, _, err = program()
+    assert code == 2 and "holds a run; give another folder, or --resume" in err
+    assert Folder(tmp_path / "run").read("metrics.jsonl") == [{"config": {}}]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "config.json", "checkpoints"])
+def test_a_resume_follows_no_link_out_of_the_folder(program, tmp_path, name):
+    program("--max_steps", "2")
+    place, elsewhere = tmp_path / "run" / name, tmp_path / "elsewhere"
+    place.rename(elsewhere)
+    place.symlink_to(elsewhere)
+    size = elsewhere.stat().st_size
+    code, _, err = program("--resume")
+    assert code == 2 and re.fullmatch(f"train.py: --resume .*: {name} is a link; put .*\n", err)
+    assert elsewhere.stat().st_size == size
+
+
+@pytest.mark.parametrize(
+    "change", [{"history": None}, {"prompts": {}}, {"step": "two"}, {"random": [1]}, {"logs": {}}, {"compute": [3]}]
+)
+def test_a_state_of_other_types_is_one_sentence(program, tmp_path, change):
+    """And no log is cut."""
+    program("--max_steps", "2")
+    checkpoint, state = Folder(tmp_path / "run").newest_checkpoint()
+    (checkpoint / "state.json").write_text(json.dumps(state | change))
+    code, _, err = program("--resume")
+    assert code == 2 and re.fullmatch(rf"train.py: --resume: {checkpoint}/state.json is damaged \(.*\)\.\n", err)
+
+
+@pytest.mark.parametrize("name", ["file/run", "n" * 300, "loop/run", "a\0b"])
+def test_a_folder_that_cannot_be_made_is_one_sentence(program, tmp_path, name):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    code, _, err = program(folder=tmp_path / name)
+    assert code == 2 and re.fullmatch(r"train.py: --output_dir .* cannot be used \(.*\); choose another.\n", err)

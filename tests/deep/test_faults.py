@@ -16,7 +16,7 @@ import pytest
 
 from runtime.folder import Folder
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 

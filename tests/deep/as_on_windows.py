@@ -1,7 +1,8 @@
-"""Runs train.py without what Windows does not have, as far as Linux can play that: python tests/as_on_windows.py FLAGS
+"""Runs train.py without what Windows does not have, as far as Linux can play that: python tests/deep/as_on_windows.py FLAGS
 
-No fcntl (but for filelock, which has a lock of its own there), no resource, no pwd, no SIGHUP, no user ids and no fork; folders that cannot be opened, files that are flushed
-only by who may write them, a rename that replaces nothing; text is ASCII where LC_ALL=C PYTHONUTF8=0. vLLM is not installed, nor are data sets and their judges.
+No fcntl (but for filelock, which has a lock of its own there), no resource, no pwd, no SIGHUP, no user ids and no
+fork; folders that cannot be opened, files that are flushed only by who may write them, a rename that replaces nothing;
+text is ASCII where LC_ALL=C PYTHONUTF8=0. vLLM is not installed, nor are data sets and their judges.
 """
 
 import errno
@@ -13,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 for package in ("accelerate", "psutil", "torch", "transformers.models.qwen3.modeling_qwen3"):
     importlib.import_module(package)  # these know Windows themselves
 PACKAGES = ("fcntl", "resource", "pwd", "grp", "termios", "vllm", "ray", "datasets", "math_verify", "tensorboard")

@@ -1,0 +1,124 @@
+"""runtime/recorder.py and evaluation.py: warnings, verdicts, trackers, and texts that a terminal must not see."""
+
+import sys
+from collections import Counter
+from types import SimpleNamespace
+
+import accelerate.tracking
+import pytest
+from accelerate.utils import LoggerType
+from scripted import go, without_times
+
+from pipeline_rl import Rollout
+from runtime import flag_checks
+from runtime.folder import Folder
+from runtime.recorder import warnings_of
+from tasks import arithmetic
+
+
+def test_verdicts_are_logged(monkeypatch, tmp_path, model):
+    monkeypatch.setattr(arithmetic.ChainTask, "counts", Counter(correct=5, timeout=2), raising=False)
+    go(monkeypatch, tmp_path / "run", model, "--max_steps", "1")
+    [record] = without_times(tmp_path / "run", "metrics.jsonl")
+    assert record["verdicts"] == {"correct": 5, "timeout": 2}
+
+
+def test_samples_reach_no_terminal(monkeypatch, program, tmp_path):
+    """Completions that would clear the screen, ring, or rename the window: the text comes back whole from plain ASCII
+    without control characters; nothing of it is printed."""
+    text = "\x1b[2J\x07\x1b]0;title\x07\r\x7f\x9b31m\u202e\ud800 </think> 1"
+    monkeypatch.setattr(arithmetic.ChainTask, "text", lambda self, ids: text)
+    _, out, err = program("--max_steps", "1")
+    content = (tmp_path / "run" / "samples.jsonl").read_bytes()
+    assert all(32 <= byte < 127 or byte == 10 for byte in content)
+    records = Folder(tmp_path / "run").read("samples.jsonl")
+    assert len(records) == 4 and {r["completion"] for r in records} == {text}
+    assert not set(out + err) & set("\x1b\x07\x7f\x9b\u202e\ud800") and "title" not in out + err
+
+
+@pytest.mark.parametrize(("changes", "empty_steps", "message"), [
+    ({}, 2, ""), ({}, 4, ""), ({"truncated": 0.07}, 0, "Warning: 7.0% of comp"), ({"truncated": 0.2}, 0, "WARNING: 20"),
+    ({"entropy": 0.0009}, 0, "Warning: the entropy is 9.0e-04 nats"), ({}, 3, "3 steps in a row had no rollout left"),
+    ({}, 6, "6 steps in a row had no rollout left"), ({"verdicts": {}}, 0, ""), ({"kept_tokens": 0}, 1, ""),
+    ({"kept_tokens": 0}, 3, "3 steps in a row had no token that the mask keeps, so nothing was trained"),
+    ({"verdicts": {"unfinished": 11, "correct": 4, "wrong": 5}}, 0, "55% of completions never ended their thinking"),
+    ({"verdicts": {"unfinished": 11, "wrong": 9}, "step": 2}, 0, ""),  # once
+    ({"verdicts": {"unfinished": 10, "wrong": 10}}, 0, ""),
+])  # fmt: skip
+def test_each_warning_speaks_at_its_level_and_not_below(changes, empty_steps, message):
+    lines = list(warnings_of({"truncated": 0.04, "entropy": 0.001, "step": 1} | changes, empty_steps))
+    assert [message in line for line in lines] == ([True] if message else [])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["trackio", "wandb"])
+def test_a_tracker_gets_flags_steps_and_evaluations(monkeypatch, program, tmp_path, name):
+    """A stand-in for the package, with the parts of it that accelerate calls. What comes after a resume is a run of its
+    own there: it may have gone back to a checkpoint, and wandb drops records of an earlier step."""
+    calls = []
+    run = SimpleNamespace(
+        log=lambda values, step: calls.append((step, values)), finish=lambda: calls.append(("finish", {}))
+    )
+    config = SimpleNamespace(update=lambda values, **_: calls.append(("config", values)))
+    package = SimpleNamespace(config=config, init=lambda **options: calls.append(("init", options)) or run)
+    monkeypatch.setitem(sys.modules, name, package)
+    monkeypatch.setattr(flag_checks, "find_spec", lambda _: True)
+    monkeypatch.setattr(accelerate.tracking, "_available_trackers", [LoggerType(name)])
+    folder = str(tmp_path / "run")
+    options = {"project": "scalerl", "name": folder} | ({"dir": folder} if name == "wandb" else {})
+    assert program("--max_steps", "2", "--report_to", name)[0] == 0
+    init, (kind, settings), *logged, last = calls
+    assert init == ("init", options) and kind == "config" and settings["max_steps"] == 2 and last == ("finish", {})
+    steps = [step for step, values in logged if "grad_norm" in values]
+    evaluations = [step for step, values in logged if "eval/pass_rate" in values]
+    assert len(logged) == 4 and steps == [1, 2] and evaluations == [0, 2]
+    assert not any("step" in values for _, values in logged)  # a name that trackio keeps for itself
+    calls.clear()
+    assert program("--resume", "--max_steps", "3")[0] == 0
+    assert calls[0] == ("init", options | {"name": f"{folder} from step 2"})
+    assert [step for step, _ in calls[2:-1]] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("control", "message"), [("none", "--max_budget, which is 18"), ("interruption", "--answer_budget, which is 4")]
+)
+def test_truncation_before_training_names_the_budget_to_raise(run, capsys, control, message):
+    """Every completion of every evaluation is cut: a warning at step 0, and not at steps 4 and 8."""
+
+    def rollout(self, reward, version=None):
+        version = self.version if version is None else version
+        return Rollout([9] * 22, [0.0] * 22, [version] * 22, [1] * 22, "length", reward=reward, correct=reward > 0)
+
+    run({"rollout": rollout}, length_control=control)
+    out = capsys.readouterr().out
+    assert out.count(f"100% of completions are truncated before any training; raise {message}.") == 1
+    assert out.index("evaluation at step 0") < out.index(message) < out.index("step    1")
+
+
+@pytest.mark.long
+def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
+    """Two data sets of the same held-out problems: the evaluation takes five of each and tells them apart."""
+    from tasks import arithmetic
+
+    def mixture(*args, **options):
+        task = arithmetic.ChainTask(*args, **options)
+        task.sources = ["chain", "other"]
+        task.held_out += [type(p)(p.key, p.prompt_ids, p.answer, "other") for p in task.held_out]
+        return task
+
+    monkeypatch.setattr(arithmetic, "graded_task", mixture)
+
+    def evaluate(self, problems, n_samples):
+        self.settle()
+        self.evaluating = True
+        return [[self.rollout(1.0 if p.source == "other" else -1.0) for _ in range(n_samples)] for p in problems]
+
+    record = run({"evaluate": evaluate}, max_steps=1).evals[0]
+    assert record["n_prompts"] == 10 and record["pass_rate"] == 0.5
+    apart = {name: (of["pass_rate"], of["n_prompts"]) for name, of in record["data_sets"].items()}
+    assert apart == {"chain": (0.0, 5), "other": (1.0, 5)}
+
+
+def test_evaluations_that_come_due_within_a_round_are_made_after_it(run):
+    played = run(schedule="ppo_off_policy", k=4, max_steps=12, eval_every=3)
+    assert [r["step"] for r in played.evals] == [0, 4, 8, 12]

@@ -1,0 +1,52 @@
+"""runtime/evaluation.py: the weights check on mixtures of experts and numbers that are none, and how often it comes."""
+
+import math
+
+import pytest
+from scripted import ScriptedTrainer
+
+from runtime.folder import RunFailed
+
+
+def test_the_ratio_taken_apart_at_each_step(run):
+    """Log-ratios of .1, and a mismatch that the weights checks in steps 1, 4 and 7 find to be .06, .06 and .08:
+    sqrt(.1^2 - .06^2) = .08 is left for the age, and then .06, also between the checks."""
+    mismatch = property(lambda generator: -0.06 if generator.version < 6 else -0.08)
+
+    def backward(self, batch):
+        return True, ScriptedTrainer.backward(self, batch)[1] | {"log_ratio_rms": 0.1}
+
+    played = run({"logprob": mismatch}, {"backward": backward}, dtype="bfloat16", eval_every=100)
+    steps, recorder = played.steps, played.run.recorder
+    assert [r["step"] for r in steps if "mismatch_rms" in r] == [1, 4, 7]
+    assert [r["staleness_rms"] for r in steps] == pytest.approx([0.08] * 6 + [0.06] * 2)
+    recorder.mismatch = None
+    recorder.open(8)  # as a resumed run does: the last mismatch is in the log
+    assert recorder.mismatch == pytest.approx(0.08)
+
+
+def test_probes_come_as_often_when_steps_come_in_rounds(run):
+    """Every 3 steps, or at the end of the round of 4 that passes one. What begins after a step is compared in the next
+    one; the evaluation of step 0 is compared in step 1."""
+    for schedule, steps in (("pipeline", [1, 4, 7, 10]), ("ppo_off_policy", [1, 5, 9])):
+        played = run(schedule=schedule, k=4, max_steps=12, eval_every=100, probe_every=3)
+        assert [r["step"] for r in played.steps if "logprob_gap" in r] == steps
+
+
+@pytest.mark.parametrize("experts", [1, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gap_that_is_no_number_ends_the_run(run, dtype, experts):
+    """One row of ten."""
+    with pytest.raises(RunFailed, match="weights check: at version 0 trainer and generator differ by nan nats"):
+        run(trainer={"experts": experts, "off": [math.nan, 0.0]}, dtype=dtype)
+
+
+@pytest.mark.long
+def test_the_median_row_decides_for_a_mixture_of_experts(run):
+    """Ten rows: one or four off by 0.1 are what rounding at the router does, seven off are old weights."""
+    for off in ([0.1, 0.0], [0.1] * 4 + [0.0]):
+        assert run(trainer={"experts": 4, "off": off}, probe_every=100).steps[0]["logprob_gap"] == 0.0
+    with pytest.raises(RunFailed, match=r"differ by 1\.0e-01"):
+        run(trainer={"experts": 4, "off": [0.1] * 7 + [0.0]})
+    with pytest.raises(RunFailed, match=r"differ by 1\.0e-02"):  # the mean of one in ten
+        run(trainer={"off": [0.1, 0.0]})
