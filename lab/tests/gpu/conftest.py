@@ -1,7 +1,7 @@
-"""What only a GPU can show: `make gpu-check`, up to the first failure. Part 1 needs no vLLM.
+"""What only a GPU can show: `make -C lab gpu-check`, up to the first failure. Part 1 needs no vLLM.
 
-    python -m pytest tests/gpu -m gpu -x -v --device cuda
-    python -m pytest tests/gpu -m gpu -x -v --device cpu     # the same code with small numbers, on a machine without GPU
+    python -m pytest lab/tests/gpu -m gpu -x -v --device cuda
+    python -m pytest lab/tests/gpu -m gpu -x -v --device cpu     # the same code with small numbers, on a machine without GPU
 
 The figures stand in the report that --junitxml names.
 """
@@ -11,7 +11,7 @@ import torch
 
 
 def pytest_addoption(parser):
-    parser.addoption("--device", default="", choices=["cuda", "cpu"], help="of the checks in tests/gpu")
+    parser.addoption("--device", default="", choices=["cuda", "cpu"], help="of the checks in lab/tests/gpu")
 
 
 @pytest.fixture

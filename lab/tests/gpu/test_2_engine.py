@@ -34,17 +34,17 @@ def sampled_by(rollout) -> list[int]:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("channel", ["file", "nccl"])
-def test_new_weights_reach_an_engine_that_samples(device, figure, tmp_path, channel, tied):
+@pytest.mark.parametrize("engine", ["vllm", "lab.hosts:NcclEngine"])
+def test_new_weights_reach_an_engine_that_samples(device, figure, tmp_path, engine, tied):
     """What is sampled after an update has the log-probs of the new weights, and not of others. Meanwhile, the groups of
     training are under way; some have tokens of several versions."""
     from runtime.flags import parse_flags
     from runtime.parts import Run
 
-    if channel == "nccl" and torch.cuda.device_count() < 2:
+    if engine == "lab.hosts:NcclEngine" and torch.cuda.device_count() < 2:
         pytest.skip("nccl needs a second GPU, for the engine")
     model = random_qwen3(tmp_path / "model", TINY | {"tie_word_embeddings": tied})
-    argv = ["--model", model, "--output_dir", str(tmp_path / "run"), "--weight_channel", channel]
+    argv = ["--model", model, "--output_dir", str(tmp_path / "run"), "--engine", engine]
     flags = parse_flags([*argv, "--batch_prompts", "4", "--rollouts", "4", "--max_num_seqs", "32"], "")
     run = Run(flags)
     generator, problems = run.generator.on_main, run.task.held_out[:8]
