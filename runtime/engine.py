@@ -49,8 +49,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 import vllm_engine
-from runtime.flag_checks import engine_options, worker_count
-from runtime.flags import EngineFlags, Flags, UsageError, own_code, reason_of
+from runtime.command_line import reason_of
+from runtime.engine_flags import engine_options, worker_count
+from runtime.flags import Flags, UsageError, own_code
 from runtime.folder import Record
 from runtime.generator import EngineDied, EngineFailed
 from runtime.torch_engine import TorchEngine
@@ -85,7 +86,7 @@ class Placement:
     shared: bool  # a trainer uses one of these GPUs, too
 
 
-def place(flags: EngineFlags) -> Placement:
+def place(flags: Flags) -> Placement:
     """The engine takes the GPUs beyond those of the trainers, or shares theirs if there are too few. Raises UsageError
     for devices that cannot work."""
     kind = engine_class(flags)
@@ -111,7 +112,7 @@ def place(flags: EngineFlags) -> Placement:
     return placement
 
 
-def engine_class(flags: EngineFlags) -> Any:
+def engine_class(flags: Flags) -> Any:
     """The class of --engine: `torch`, `vllm`, or your own `module:Class`. Raises UsageError."""
     if ":" in flags.engine:
         return own_code(flags, "engine")

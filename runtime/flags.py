@@ -1,22 +1,36 @@
-"""Every flag of `train.py`, grouped by concept; flag_checks.py has the rules between them.
+"""Every flag of `train.py`, grouped by concept, with its bounds; below them the rules between flags.
 
 The defaults are the ScaleRL recipe (arXiv 2510.13786) scaled to the built-in task. Every ingredient has an off value or
 an alternative, so that an ablation is one flag. Section numbers in the help lines are the paper's.
-Labels such as P2 or O3: see docs/choices.md.
+Labels such as P2 or O3: see docs/choices.md. How a command line becomes `Flags`: command_line.py.
 """
 
-import json
+import math
+import operator
 import re
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
-from difflib import get_close_matches
-from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args
+from importlib.util import find_spec
+from typing import Any, Literal
 
+from losses import LOSSES
+from pipeline_rl import Pacer
 from tasks.named import named
 
-VERSION = "0.14.0"  # of this program; a run goes on with the version that wrote its folder
+VERSION = "0.15.0"  # of this program; a run goes on with the version that wrote its folder
+BUILT_IN = ("graded", "discover")  # the tasks that need no --model
+# The default of --lr for a pretrained model: DAPO's for 32B (arXiv 2503.14476), IsoCompute's for 1,024 completions a
+# step (2603.12151), twice ScaleRL's for 8B. Small ones take more: `make -C lab real` has 1e-5 for 135M.
+PRETRAINED_LR = 1e-6
+BOUNDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
+
+# Flags that may name your own code, as `module:function`: the names that are ours, and what yours is called with.
+SEAMS: dict[str, tuple[tuple[str, ...], str]] = {
+    "loss": (tuple(LOSSES), "logprobs, behaviour_logprobs, advantages, mask"),
+    "engine": (("auto", "vllm", "torch"), "model, stop_ids, max_model_len, flags"),
+    "task": ((), "seed, held_out, rarity"),
+    "reward": (("task", "math", "exact", "shuffled"), "prompt, completion, answer"),
+}
 
 
 class UsageError(ValueError):
@@ -26,41 +40,23 @@ class UsageError(ValueError):
         super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
 
 
-def reason_of(error: BaseException) -> str:
-    """Kind and first line of the error that caused `error`. An error inside the engine's process is printed by that
-    process and is not known here."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)  # of pydantic, which checks arguments
-    first_line = text.strip().splitlines()[:1]
-    return ": ".join([type(error).__name__, *first_line])
+def flag(default: Any, text: str, *, section: str = "", only_with: str = "", **bounds: float) -> Any:
+    """A dataclass field with its help line and its bounds: at_least, above, below. `section`: title of the flags from
+    here on. `only_with`: "NAME VALUE VALUE", a flag and those of its values with which this one does anything."""
+    return field(default=default, metadata={"help": text, "section": section, "only_with": only_with, "bounds": bounds})
 
 
-def flag(default: Any, text: str, **bounds: float) -> Any:
-    """A dataclass field with its help line and its bounds: at_least, above, below."""
-    return field(default=default, metadata={"help": text, "bounds": bounds})
-
-
-WITH_RARITY = ("discover",)
-BUILT_IN = ("graded", *WITH_RARITY)  # the tasks that need no --model
-# The default of --lr for a pretrained model: DAPO's for 32B (arXiv 2503.14476), IsoCompute's for 1,024 completions a
-# step (2603.12151), twice ScaleRL's for 8B. Small ones take more: `make real` has 1e-5 for 135M.
-PRETRAINED_LR = 1e-6
-# What your own code is called with, by the flag that names it; --reward's is in tasks/judge_process.py.
-CALLED_WITH = {
-    "loss": "logprobs, behaviour_logprobs, advantages, mask",
-    "task": "seed, held_out, rarity",
-    "engine": "model, stop_ids, max_model_len, flags",
-}
-# A resumed run does not take these over: they are for one command.
-OF_ONE_CALL = ("resume", "output_dir", "overwrite")
+# Values of `only_with` that several flags have, or a long line.
+VLLM = "engine auto vllm module:function"
+WHOLE_BATCHES = "dynamic_sampling False"  # dynamic sampling takes groups one by one
+PENALTY = "length_control penalty"
 
 
 @dataclass
-class RunFlags:
-    """The run: length, evaluation, files."""
+class Flags:
+    """Every flag: `flags.batch_prompts`."""
 
-    output_dir: str = flag("runs/demo", "Folder of this run's files.")
+    output_dir: str = flag("runs/demo", "Folder of this run's files.", section="The run: length, evaluation, files.")
     overwrite: bool = flag(False, "Delete an existing run in --output_dir first.")
     resume: str = flag("", "Folder of a run to go on with; its flags are taken over, flags given here win.")
     seed: int = flag(0, "Seed of prompts, budgets, sampling and the warm start.", at_least=0, below=2**32)
@@ -72,30 +68,21 @@ class RunFlags:
     save_every: int = flag(30, "Checkpoint every N steps and at the end; 0 means at a stop only.", at_least=0)
     report_to: Literal["none", "tensorboard", "trackio", "wandb"] = flag("none", "Also log here, project `scalerl`.")
 
-
-@dataclass
-class ModelFlags:
-    """The model and its numbers."""
-
-    model: str = flag("", "Folder or hub id of a causal LM; empty means the built-in warm-started one.")
-    dtype: Literal["float32", "bfloat16"] = flag(
-        "float32", "Dtype of the forward passes on both sides; AdamW's weights stay FP32."
+    model: str = flag(
+        "", "Folder or hub id of a causal LM; empty means the task's own.", section="The model and its numbers."
     )
+    dtype: Literal["float32", "bfloat16"] = flag("float32", "Of the passes on both sides; AdamW's weights stay FP32.")
     fp32_head: bool = flag(True, "FP32 logits in trainer and generator (section 3.2); changes nothing in float32.")
     temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.", above=0)  # O2
     gradient_checkpointing: bool = flag(False, "Recompute the body's activations in the backward pass.")
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model's files.")
 
-
-@dataclass
-class DataFlags:
-    """Prompts and rewards."""
-
     dataset: str = flag(
         "graded",
         "`graded` or `discover` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG[:SPLIT]][:REWARD],...",
+        section="Prompts and rewards.",
     )
-    task: str = flag("", "In place of --dataset: module:function, which takes seed, held_out, rarity.")
+    task: str = flag("", "In place of --dataset: your own module:function(seed, held_out, rarity) -> a Task.")
     rarity: int = flag(50, "One in this many completions of the first model of `discover` thinks.", at_least=1)
     eval_dataset: str = flag("", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...")
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
@@ -104,7 +91,7 @@ class DataFlags:
     apply_chat_template: bool = flag(True, "Put prompts into the tokenizer's chat template, if it has one.")
     held_out: int = flag(256, "Prompts of each data set that are evaluated and never trained on.", at_least=1)
     max_prompt_tokens: int = flag(2048, "Longer prompts are left out and counted.", at_least=1)
-    reward: str = flag("task", "`task` (exact or math), `math`, `exact`, `module:function`, or `shuffled`.")
+    reward: str = flag("task", "`task` (exact or math), `math`, `exact`, `shuffled`, or your own module:function.")
     reward_workers: int = flag(2, "Processes that judge answers to data sets.", at_least=1)
     reward_timeout: float = flag(8.0, "Seconds for one answer, then its worker is replaced.", above=0)
     thinking: Literal["auto", "true", "false"] = flag("auto", "Whether it thinks; `auto`: if it knows </think>.")
@@ -112,154 +99,140 @@ class DataFlags:
     interruption_phrase: str = flag("", "Text appended to thinking that is cut; empty means the paper's.")
     stop_tokens: str = flag("", "Comma-separated tokens that end a completion; empty finds them from the tokenizer.")
 
-
-@dataclass
-class ScheduleFlags:
-    """Asynchrony (section 3.1)."""
-
-    schedule: Literal["pipeline", "ppo_off_policy"] = flag("pipeline", "PipelineRL-k or PPO-off-policy-k.")
+    schedule: Literal["pipeline", "ppo_off_policy"] = flag(
+        "pipeline", "PipelineRL-k or PPO-off-policy-k.", section="Asynchrony (section 3.1)."
+    )
     k: int = flag(8, "Most steps off-policy; 0 (pipeline only) is on-policy.", at_least=0)
     batch_prompts: int = flag(16, "B, prompts per optimizer step.", at_least=1)
     rollouts: int = flag(16, "G, completions per prompt.", at_least=1)
-    min_ready: int = flag(0, "Groups that stay ready behind each batch: about min_ready / B more lag.", at_least=0)
-    engine: str = flag(
-        "auto",
-        "`torch`: no vLLM, for the built-in model or as small a Qwen3. `auto`: vllm where it can be imported. Or your "
-        "own module:Class, as lab.hosts:RayEngine (runtime/engine.py).",
+    min_ready: int = flag(
+        0, "Groups ready behind each batch: about min_ready / B more lag.", only_with=WHOLE_BATCHES, at_least=0
     )
+    engine: str = flag("auto", "`auto`: vllm where it can be imported, else `torch`; or your own module:Class.")
     max_num_seqs: int = flag(256, "Requests inside the engine at once.", at_least=1)
-    weight_channel: Literal["auto", "file"] = flag("auto", "New weights: `file`, in shared memory.")
-    engine_args: str = flag("", 'More of vLLM\'s engine arguments, a JSON object: {"tensor_parallel_size": 2}.')
+    weight_channel: Literal["auto", "file"] = flag("auto", "New weights: `file`, in shared memory.", only_with=VLLM)
+    engine_args: str = flag("", 'vLLM\'s own arguments, a JSON object: {"tensor_parallel_size": 2}.', only_with=VLLM)
 
-
-@dataclass
-class LossFlags:
-    """Loss, averages, advantages (Eq. 5)."""
-
-    loss: str = flag("cispo", "Policy loss: cispo, dispo, gspo, dapo, grpo, tis, or your own module:function.")
-    aggregation: Literal["prompt", "sample", "token", "constant"] = flag("prompt", "Average of the token losses.")
-    normalize_advantages: Literal["batch", "prompt", "none"] = flag("batch", "Std that divides the advantages.")
-    eps_max: float = flag(5.0, "CISPO: absolute cap on rho.", above=0)
-    eps_low: float = flag(-1.0, "Lower clip of dispo, gspo, dapo, grpo, tis; -1: the loss's own default.", at_least=-1)
-    eps_high: float = flag(-1.0, "Upper clip of dispo, gspo, dapo, tis; -1: the loss's own default.", at_least=-1)
-    kl_coef: float = flag(0.0, "Weight of the KL penalty to the initial model; the paper uses none.", at_least=0)
-    entropy_coef: float = flag(0.0, "Weight of the entropy bonus; the paper uses none.", at_least=0)
-
-
-@dataclass
-class FilterFlags:
-    """Which prompts and rollouts train (section 3.2)."""
-
-    zero_variance_filter: bool = flag(True, "Drop groups with equal rewards from loss and denominators.")
+    zero_variance_filter: bool = flag(
+        True,
+        "Drop groups with equal rewards from loss and denominators.",
+        only_with="dynamic_sampling False",
+        section="Which prompts and rollouts train (section 3.2).",
+    )
     dynamic_sampling: bool = flag(False, "DAPO instead: replace such groups until the batch is full.")
     pass_rate_threshold: float = flag(0.9, "Retire prompts solved this often; above 1 none ever is.", above=0)
     truncated_rollouts: Literal["keep", "drop"] = flag("keep", "Rollouts cut at the cap: judged, or not trained.")  # O3
 
-
-@dataclass
-class LengthFlags:
-    """Length control (section 2)."""
-
-    length_control: Literal["interruption", "penalty", "none"] = flag("interruption", "How thinking is kept short.")
+    length_control: Literal["interruption", "penalty", "none"] = flag(
+        "interruption",
+        "How thinking is kept short.",
+        section="Length control (section 2).",
+    )
     # T3: the paper's budgets are 10,000 to 12,000 tokens
     min_budget: int = flag(14, "Least thinking tokens before the interruption; drawn per rollout.", at_least=1)
     max_budget: int = flag(18, "Most thinking tokens before the interruption.", at_least=0)
     answer_budget: int = flag(4, "Tokens for the answer.", at_least=1)
-    penalty_window: int = flag(8, "Penalty: L_cache, tokens before the cap over which it grows to -1.")
-    penalty_on: Literal["correct", "all"] = flag("correct", "Penalty on correct answers (ScaleRL) or all (DAPO).")
+    penalty_window: int = flag(8, "Penalty: L_cache, tokens before the cap in which it grows to -1.", only_with=PENALTY)
+    penalty_on: Literal["correct", "all"] = flag(
+        "correct", "Penalty on correct answers (ScaleRL) or all (DAPO).", only_with=PENALTY
+    )
+
+    loss: str = flag(
+        "cispo",
+        "Policy loss: cispo, gspo, dapo, grpo, tis, or your own module:function, as lab.masks:icepop.",
+        section="Loss, averages, advantages (Eq. 5).",
+    )
+    aggregation: Literal["prompt", "sample", "token", "constant"] = flag("prompt", "Average of the token losses.")
+    normalize_advantages: Literal["batch", "prompt", "none"] = flag("batch", "Std that divides the advantages.")
+    eps_max: float = flag(5.0, "CISPO: absolute cap on rho.", only_with="loss cispo", above=0)
+    eps_low: float = flag(
+        -1.0, "Lower clip of the loss; -1: the loss's own default.", only_with="loss gspo dapo grpo tis", at_least=-1
+    )
+    eps_high: float = flag(  # grpo's clip is symmetric
+        -1.0, "Upper clip of the loss; -1: the loss's own default.", only_with="loss gspo dapo tis", at_least=-1
+    )
+    kl_coef: float = flag(0.0, "Weight of the KL penalty to the initial model; the paper uses none.", at_least=0)
+    entropy_coef: float = flag(0.0, "Weight of the entropy bonus; the paper uses none.", at_least=0)
+
+    lr: float = flag(
+        7e-4, f"{PRETRAINED_LR:g} for a pretrained model.", section="AdamW and the trainer's memory.", above=0
+    )  # the paper's: 5e-7
+    warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).", at_least=0)
+    tokens_per_microbatch: int = flag(2048, "Positions per forward pass, padding counted.", at_least=1)
 
     @property
     def completion_cap(self) -> int:
         """Most tokens that a completion can sample; the phrase comes on top."""
         return self.max_budget + self.answer_budget
 
+    @property
+    def from_data_sets(self) -> bool:
+        """Whether prompts come from data sets, and so their answers are judged."""
+        return not self.task and self.dataset not in BUILT_IN
 
-@dataclass
-class OptimizerFlags:
-    """AdamW and the trainer's memory."""
-
-    lr: float = flag(7e-4, f"Learning rate; {PRETRAINED_LR:g} for a --dataset of your own (paper: 5e-7).", above=0)
-    warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).", at_least=0)
-    tokens_per_microbatch: int = flag(2048, "Positions per forward pass, padding counted.", at_least=1)
-
-
-SECTIONS = (RunFlags, ModelFlags, DataFlags, ScheduleFlags, FilterFlags, LengthFlags, LossFlags, OptimizerFlags)
-
-
-# A function takes the section that it reads, and mypy sees that it reads no other. Two sections together have a name.
-class EngineFlags(ScheduleFlags, ModelFlags):
-    """What an engine is started with."""
-
-
-@dataclass
-class Flags(  # a dataclass puts the fields of its last base first
-    OptimizerFlags, LossFlags, LengthFlags, FilterFlags, EngineFlags, DataFlags, ModelFlags, RunFlags
-):
-    """Every flag, each a field of its own: `flags.batch_prompts`."""
+    @property
+    def pretrained(self) -> bool:
+        """Whether the model is a pretrained one, for which the defaults of the built-in model do not suit."""
+        return self.from_data_sets or bool(self.task and self.model)
 
 
 DEFAULTS = asdict(Flags())
 
 
-def parse_flags(argv: Sequence[str], description: str) -> Flags:
-    """The flags of the command line. With --resume, flags that are not given are those of the earlier run. A pretrained
-    model has a default --lr of its own. Raises UsageError."""
-    parser = _parser(description.split("\n")[0])
-    flags = _parsed(parser, argv)
-    if flags.dataset not in BUILT_IN:
-        parser.set_defaults(lr=PRETRAINED_LR)
-    saved = saved_flags(flags.resume) if flags.resume else {}
-    code = [name for name, value in saved.items() if runs_code(name, value)]
-    if flags.resume:
-        parser.set_defaults(output_dir=flags.resume, **saved | dict.fromkeys(code))
-    flags = _parsed(parser, argv)
-    for name in code:
-        if getattr(flags, name) is None:
-            raise UsageError(f"--{name} {saved[name]} can run code, which no --resume takes over; give it again.")
-    if flags.resume and Path(flags.output_dir) != Path(flags.resume):
-        raise UsageError(
-            f"--output_dir {flags.output_dir}: --resume goes on in {flags.resume}; leave --output_dir out."
-        )
-    return flags
+# ------------------------------------------------------------------------------------------------------ what is refused
+# A rule stands here if the run would otherwise fail late, or silently be another run than its command line says. Each
+# yields one sentence that names the flag and the fix; the first sentence ends the run. The engine's own rules stand in
+# engine.py, those of a run's folder in folder.py.
 
 
-def saved_flags(folder: str) -> dict[str, Any]:
-    """The flags that a resumed run takes over from the run in `folder`. Raises UsageError."""
-    config = Path(folder) / "config.json"
-    try:
-        saved = json.loads(config.read_text())
-        version = saved.pop("version", "0.13 or older")
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise UsageError(f"--resume {folder}: {config} cannot be read; give the folder of an earlier run.") from error
-    if version != VERSION:
-        raise UsageError(f"--resume {folder}: version {version} wrote this run; only that version can go on with it.")
-    return {name: value for name, value in saved.items() if name in DEFAULTS and name not in OF_ONE_CALL}
+def check_flags(flags: Flags) -> list[str]:
+    """Raises UsageError for what cannot work; returns notes. Rounds `max_steps` up where steps come in rounds of k."""
+    for rule in (bounds, unused, names, schedule, length, data):
+        for sentence in rule(flags):
+            raise UsageError(sentence)
+    messages = list(notes(flags))
+    if flags.schedule == "ppo_off_policy":
+        flags.max_steps = math.ceil(flags.max_steps / flags.k) * flags.k
+    return messages
 
 
-# vLLM's arguments that only set numbers and switches. Any other may name a module, a class or a file that vLLM runs.
-PLAIN_ENGINE_ARGS = set(
-    "block_size gpu_memory_utilization kv_cache_memory_bytes max_num_batched_tokens enforce_eager "
-    "tensor_parallel_size pipeline_parallel_size enable_prefix_caching enable_chunked_prefill async_scheduling".split()
-)
+def bounds(flags: Flags) -> Iterator[str]:
+    """Numbers beyond the bounds that stand beside each flag."""
+    for item in fields(flags):
+        value = getattr(flags, item.name)
+        for word, bound in item.metadata["bounds"].items():
+            if not (BOUNDS[word](value, bound) and value < math.inf):
+                yield f"--{item.name} must be {word.replace('_', ' ')} {bound} and finite, not {value}."
 
 
-def runs_code(name: str, value: Any) -> bool:
-    """Whether this value of a flag can make a run execute code that somebody else put into its folder."""
-    if name == "trust_remote_code":
-        return bool(value)
-    if name in ("reward", "loss", "engine", "task"):
-        return ":" in value
-    if name == "engine_args":
-        for key, setting in parsed_engine_args(value).items():
-            if key not in PLAIN_ENGINE_ARGS or not isinstance(setting, int | float | None):
-                return True
-    return False
+def unused(flags: Flags) -> Iterator[str]:
+    """Flags that were changed and would do nothing, by their `only_with`."""
+    for item in fields(flags):
+        value = getattr(flags, item.name)
+        if item.metadata["only_with"] and value != item.default:
+            other, *values = item.metadata["only_with"].split()
+            setting = str(getattr(flags, other))
+            if (setting if ":" not in setting else "module:function") not in values:
+                yield f"--{item.name} {value} does nothing with --{other} {setting.lower()}; leave out one of the two."
 
 
-def own_code(flags: Any, name: str) -> Any:
+def names(flags: Flags) -> Iterator[str]:
+    """Names of SEAMS that are neither ours nor those of your own code. A reward is looked for in its worker process."""
+    for name, (ours, _) in SEAMS.items():
+        value = getattr(flags, name)
+        if ":" in value and name != "reward":
+            own_code(flags, name)
+        elif ":" not in value and value not in ("", *ours):
+            *others, last = [*ours, "module:Class" if name == "engine" else "module:function"]
+            yield f"--{name} must be {' or '.join(filter(None, [', '.join(others), last]))}, not {value}."
+    if not find_spec(flags.report_to) and flags.report_to != "none":
+        yield f"--report_to {flags.report_to}: pip install {flags.report_to}, or leave it out."
+
+
+def own_code(flags: Flags, name: str) -> Any:
     """The function or class that the flag `name` names, as `module:function`. Raises UsageError."""
     try:
-        return named(name, getattr(flags, name), CALLED_WITH[name])
+        return named(name, getattr(flags, name), SEAMS[name][1])
     except ValueError as error:
         raise UsageError(with_flag_names(str(error))) from error
 
@@ -270,52 +243,86 @@ def with_flag_names(message: str) -> str:
     return re.sub(r"`(\w+)`", lambda option: f"--{option[1]}" if option[1] in DEFAULTS else option[0], message)
 
 
-def _parsed(parser: ArgumentParser, argv: Sequence[str]) -> Flags:
-    options, unknown = parser.parse_known_args(argv)
-    if unknown:
-        name = unknown[0].split("=")[0]
-        [nearest] = get_close_matches(name.lstrip("-").replace("-", "_"), DEFAULTS, n=1, cutoff=0)
-        raise UsageError(f"unknown flag {name}; did you mean --{nearest}?")
-    return Flags(**vars(options))
-
-
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, without argparse's usage of sixty flags before it."""
-        raise UsageError(message)
-
-
-def _parser(description: str) -> ArgumentParser:
-    parser = _Parser(
-        prog="train.py", description=description, allow_abbrev=False, formatter_class=ArgumentDefaultsHelpFormatter
-    )
-    for section in SECTIONS:
-        title = section.__name__.removesuffix("Flags").lower()
-        group = parser.add_argument_group(title, section.__doc__)
-        for item in fields(section):
-            dashes = item.name.replace("_", "-")
-            names = dict.fromkeys([f"--{item.name}", f"--{dashes}"])  # one name where the two are equal
-            options: dict[str, Any] = {"type": item.type}
-            if item.type is bool:
-                options = {"type": _boolean, "nargs": "?", "const": True, "metavar": "true|false"}
-            elif choices := get_args(item.type):
-                options = {"choices": choices}
-            group.add_argument(*names, dest=item.name, default=item.default, help=item.metadata["help"], **options)
-    return parser
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ArgumentTypeError(f"must be true or false, not {text}")
-    return text.lower() == "true"
-
-
-def parsed_engine_args(text: str) -> dict[str, Any]:
-    """--engine_args, a JSON object, as a dict. Raises UsageError."""
+def schedule(flags: Flags) -> Iterator[str]:
+    """Batches that never become ready, and groups that never fit into the engine."""
     try:
-        options = json.loads(text or "{}")
-    except ValueError:
-        options = None
-    if not isinstance(options, dict):
-        raise UsageError(f"--engine_args must be a JSON object, as '{{\"block_size\": 64}}', not {text}.")
-    return options
+        new_pacer(flags)
+    except ValueError as error:
+        yield f"--schedule {flags.schedule} --k {flags.k} --min_ready {flags.min_ready}: {error}."
+    if flags.rollouts > flags.max_num_seqs:
+        yield f"--rollouts {flags.rollouts} do not fit one engine; raise --max_num_seqs (now {flags.max_num_seqs})."
+
+
+def new_pacer(flags: Flags) -> Pacer:
+    """Who may enter the engine, and when. Raises ValueError."""
+    return Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, min_ready=flags.min_ready)
+
+
+def length(flags: Flags) -> Iterator[str]:
+    """Budgets that cannot be drawn, a penalty that does not fit under the cap, thinking that nothing can interrupt."""
+    if flags.length_control == "interruption":
+        if flags.min_budget > flags.max_budget:
+            yield f"--min_budget {flags.min_budget} is above --max_budget {flags.max_budget}; lower it."
+        if flags.thinking == "false":
+            yield "--thinking false leaves nothing to interrupt; add --length_control none or penalty."
+    cap = flags.completion_cap
+    if flags.length_control.startswith("penalty") and not 1 <= flags.penalty_window <= cap:
+        yield f"--penalty_window must be from 1 to --max_budget + --answer_budget = {cap}, not {flags.penalty_window}."
+
+
+def data(flags: Flags) -> Iterator[str]:
+    """Groups without a gradient, prompts that no model can read, rewards that nobody gives."""
+    other_terms = flags.kl_coef > 0 or flags.entropy_coef > 0
+    needs_variance = flags.zero_variance_filter or flags.dynamic_sampling
+    if flags.rollouts == 1 and flags.max_steps and (needs_variance or not other_terms):
+        yield "--rollouts 1 trains nothing: a group of one has no advantage; use 2 or more."
+    if flags.dynamic_sampling and flags.reward == "shuffled":
+        yield "--dynamic_sampling looks at true rewards; use --reward task with it."
+    if flags.task and flags.dataset != DEFAULTS["dataset"]:
+        yield f"--task {flags.task} takes the place of --dataset {flags.dataset}; leave out one of the two."
+    if not flags.task and flags.dataset == "discover" and flags.model:
+        yield f"--dataset discover has a first model of its own; leave out --model {flags.model}."
+    if not flags.task and flags.dataset != "discover" and flags.rarity != DEFAULTS["rarity"]:
+        yield f"--rarity {flags.rarity} is of `discover`; leave it out, or add --dataset discover."
+    if not flags.from_data_sets:
+        if flags.reward not in ("task", "shuffled"):
+            yield f"--reward {flags.reward} judges data sets; other tasks have `task` and `shuffled`."
+        if flags.eval_dataset:
+            yield f"--eval_dataset {flags.eval_dataset} needs a data set as --dataset beside it."
+    elif not flags.model:
+        yield f"--dataset {flags.dataset} needs --model, whose tokenizer encodes the prompts."
+    else:
+        for package in ("datasets", "math_verify"):
+            if not find_spec(package):
+                yield f"--dataset {flags.dataset}: pip install {package.replace('_', '-')}, or take a built-in task."
+        if not find_spec("resource"):
+            yield f"--dataset {flags.dataset} needs limits for its judges that Windows does not have; use Linux or WSL."
+
+
+# -------------------------------------------------------------------------------------------------- what is only noted
+
+USUAL = {  # values for real models, where the default suits the built-in task
+    "min_budget": "768 to 10000",
+    "max_budget": "1024 to 12000",
+    "answer_budget": "128 to 2000",
+    "dtype": "bfloat16",
+}
+
+
+def notes(flags: Flags) -> Iterator[str]:
+    """What works, but not as its name or the defaults promise."""
+    if flags.schedule == "ppo_off_policy" and flags.max_steps % flags.k:
+        rounded = math.ceil(flags.max_steps / flags.k) * flags.k
+        yield f"--max_steps {flags.max_steps} is rounded up to {rounded}, a multiple of --k {flags.k}"
+    if flags.loss == "tis" and (flags.schedule == "pipeline" or flags.k == 1):
+        one_update = "every batch gets one update, so pi_old is pi, the clip never acts"
+        yield f"--loss tis: {one_update} and it equals --loss cispo --eps_max 2"
+    if flags.loss == "gspo" and flags.aggregation != "sample":
+        yield f"--loss gspo with --aggregation {flags.aggregation}: GSPO's own paper averages by --aggregation sample"
+    if flags.pretrained:
+        defaults = [name for name in USUAL if getattr(flags, name) == DEFAULTS[name]]
+        if flags.length_control != "interruption" and "min_budget" in defaults:
+            defaults.remove("min_budget")  # nothing draws it
+        if defaults:
+            values = [f"--{name} {DEFAULTS[name]} (usual for a real model: {USUAL[name]})" for name in defaults]
+            yield f"left at what suits the built-in task: {', '.join(values)}"

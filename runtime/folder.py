@@ -22,7 +22,8 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint import CheckpointException
 
 from pipeline_rl import Group
-from runtime.flags import Flags, UsageError, reason_of
+from runtime.command_line import reason_of
+from runtime.flags import Flags, UsageError
 
 Record = dict[str, Any]  # a JSON object
 LOGS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")

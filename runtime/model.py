@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fp32_head import head_of, token_logprobs
-from runtime.flags import ModelFlags, UsageError, reason_of
+from runtime.command_line import reason_of
+from runtime.flags import Flags, UsageError
 from runtime.folder import UNREADABLE
 
 if TYPE_CHECKING:  # their imports take seconds
@@ -40,7 +41,7 @@ SHORT_ROW = 16  # tokens
 # ------------------------------------------------------------------------------------------ which models can be trained
 
 
-def check_config(flags: ModelFlags) -> None:
+def check_config(flags: Flags) -> None:
     """Raises UsageError if --model has no configuration that loads: then no engine helps."""
     from transformers import AutoConfig
 
@@ -50,7 +51,7 @@ def check_config(flags: ModelFlags) -> None:
         raise UsageError(f"--model {flags.model} does not load ({reason_of(error)}).") from error
 
 
-def load_model(flags: ModelFlags, folder: str, longest: int) -> PreTrainedModel:
+def load_model(flags: Flags, folder: str, longest: int) -> PreTrainedModel:
     """The causal LM to train, with FP32 weights. Raises UsageError for one that the trainer cannot compute, in rows of
     up to `longest` tokens."""
     from transformers import AutoModelForCausalLM

@@ -18,16 +18,17 @@ import torch
 
 import length_control
 from filters import PassRateHistory
+from runtime.command_line import reason_of
 from runtime.engine import RunEngine, TorchEngine, devices_in_use, new_engine, place
 from runtime.evaluation import Evaluator
-from runtime.flag_checks import new_pacer
-from runtime.flags import BUILT_IN, Flags, LengthFlags, UsageError, own_code, reason_of, with_flag_names
+from runtime.flags import BUILT_IN, Flags, UsageError, new_pacer, own_code, with_flag_names
 from runtime.folder import UNREADABLE, Folder, Progress, check_folder
 from runtime.generator import Generator
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.trainer import Trainer
 from tasks import data_sets, warm_start
+from tasks.named import place_of
 from tasks.prompts import PromptStream, Task
 
 CACHE = Path(__file__).parent.parent / "runs" / "cache"  # of warm-started models
@@ -150,7 +151,7 @@ def new_generator(
     )
 
 
-def new_interruption(flags: LengthFlags, task: Task) -> length_control.Interruption | None:
+def new_interruption(flags: Flags, task: Task) -> length_control.Interruption | None:
     """Forced interruption, if that is the length control. Raises UsageError if the task cannot be interrupted."""
     if flags.length_control != "interruption":
         return None
@@ -175,9 +176,11 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
             task = make(flags.seed, flags.held_out, flags.rarity)
         except ValueError as error:
             raise UsageError(f"--held_out {flags.held_out}: {error}.") from error
+        except Exception as error:  # somebody's function, which may raise anything
+            raise UsageError(f"--task {flags.task} raises {place_of(error)}.") from error
         members = [*Task.__annotations__, *(name for name in vars(Task) if not name.startswith("_"))]
         if missing := [name for name in members if not hasattr(task, name)]:
-            raise UsageError(f"--task {flags.task} returns no task of tasks/prompts.py: it has no `{missing[0]}`.")
+            raise UsageError(f"--task {flags.task} returns no task of tasks/prompts.py: it has no {missing[0]}.")
         return task
     from transformers import AutoTokenizer
 
@@ -220,13 +223,13 @@ def prompts_line(task: data_sets.DatasetTask) -> str:
     return f"{len(task.train)} prompts to train on; held out: {kept}; left out: {left_out}"
 
 
-def longest_row(flags: LengthFlags, task: Task, control: length_control.Interruption | None) -> int:
+def longest_row(flags: Flags, task: Task, control: length_control.Interruption | None) -> int:
     """Tokens of the longest prompt and completion together."""
     completion = control.max_completion if control else flags.completion_cap
     return completion + max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
 
 
-def check_model(flags: LengthFlags, model: Any, task: Task, longest: int) -> None:
+def check_model(flags: Flags, model: Any, task: Task, longest: int) -> None:
     """Raises UsageError if the task does not fit the model: its vocabulary, or its context."""
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
     if longest > context:

@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 import length_control
 from pipeline_rl import Group, Rollout, lags
-from runtime.flags import OF_ONE_CALL, VERSION, Flags
+from runtime.command_line import OF_ONE_CALL
+from runtime.flags import VERSION, Flags
 from runtime.folder import Folder, Progress, Record
 from runtime.generator import Generator
 from runtime.ranks import Ranks, SharedGenerator

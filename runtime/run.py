@@ -32,9 +32,10 @@ from typing import Any
 
 import torch
 
+from runtime.command_line import lr_note, parse_flags, reason_of
+from runtime.engine_flags import choose_engine
 from runtime.evaluation import law
-from runtime.flag_checks import check_flags, choose_engine, lr_note
-from runtime.flags import UsageError, parse_flags, reason_of, with_flag_names
+from runtime.flags import UsageError, check_flags, with_flag_names
 from runtime.folder import (
     LOGS,
     UNREADABLE,
@@ -65,9 +66,8 @@ def run_program(loop: Callable[[Run], None], argv: Sequence[str], description: s
             stream.reconfigure(errors="replace")  # a terminal may have ASCII only
     try:
         flags = parse_flags(argv, description)
-        messages = check_flags(flags)
+        messages = [*check_flags(flags), *choose_engine(flags), lr_note(flags)]
         check_folder(flags)  # comes last: a folder hides no other fault
-        messages += [*choose_engine(flags), lr_note(flags)]
         if os.environ.get("RANK", "0") == "0":
             print("\n".join(messages))
         return from_start_to_end(Run(flags), loop)

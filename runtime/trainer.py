@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import losses
-from runtime.flags import Flags, LossFlags, OptimizerFlags, own_code
+from runtime.flags import Flags, own_code
 from runtime.model import Microbatch, Policy, TokenRow, active_parameters, load_model, microbatches
 from runtime.weights import CheckpointTensors, whole
 
@@ -260,12 +260,12 @@ def shard_again(policy: nn.Module) -> None:
 # -------------------------------------------------------------------------------------------------------------- options
 
 
-def learning_rate(flags: OptimizerFlags, version: int) -> float:
+def learning_rate(flags: Flags, version: int) -> float:
     """Learning rate of the step from `version` to `version` + 1: linear warm-up, then constant, as in the paper."""
     return flags.lr * min(1.0, (version + 1) / max(1, flags.warmup_steps))  # lr min(1, (v + 1) / warm-up)
 
 
-def clip_options(flags: LossFlags) -> dict[str, float]:
+def clip_options(flags: Flags) -> dict[str, float]:
     """The keyword options of the chosen loss; what was not set stays at the loss's own default. Your own
     `module:function` gets none: its clips are its own defaults."""
     if ":" in flags.loss:

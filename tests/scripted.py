@@ -24,7 +24,8 @@ import train
 from pipeline_rl import FORCED, Group, Pacer, Rollout
 from runtime import evaluation
 from runtime import folder as run_folder
-from runtime.flags import Flags, parse_flags
+from runtime.command_line import parse_flags
+from runtime.flags import Flags
 from runtime.folder import Folder, Progress
 from runtime.generator import Counters
 from runtime.model import TokenRow

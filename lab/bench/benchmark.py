@@ -44,7 +44,8 @@ from curves import short
 
 import losses
 import train
-from runtime.flags import Flags, parse_flags
+from runtime.command_line import parse_flags
+from runtime.flags import Flags
 from runtime.folder import Folder
 from runtime.parts import Run, first_model, load_task, new_accelerator
 from runtime.ranks import Ranks

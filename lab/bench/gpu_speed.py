@@ -19,7 +19,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import fp32_head
-from runtime.flags import parse_flags
+from runtime.command_line import parse_flags
 from runtime.model import TokenRow, recompute_layers
 from runtime.parts import new_accelerator
 from runtime.trainer import Trainer, TrainingBatch

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runtime.flag_checks import check_flags
-from runtime.flags import parse_flags
+from runtime.command_line import parse_flags
+from runtime.flags import check_flags
 from vllm_engine import VLLMEngine
 
 pytestmark = pytest.mark.medium

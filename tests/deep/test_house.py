@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import flag_checks, flags
+from runtime import command_line, flags
 
 ROOT = Path(__file__).resolve().parents[2]
 CONCEPTS = {path.stem for path in ROOT.glob("*.py")} - {"train", "recipe"}
@@ -98,7 +98,7 @@ def test_commands_have_flags_that_can_work(monkeypatch, tmp_path):
     for command in commands:
         words = shlex.split(command.replace("\\\n", " ").replace("...", "").split(";")[0], comments=True)
         if "--resume" not in words:
-            flag_checks.check_flags(flags.parse_flags(words, ""))
+            flags.check_flags(command_line.parse_flags(words, ""))
 
 
 OTHERS = "config_file num_processes main_process_port standalone nnodes rdzv_backend master_addr master_port "

@@ -10,7 +10,7 @@ from accelerate.utils import LoggerType
 from scripted import go, without_times
 
 from pipeline_rl import Rollout
-from runtime import flag_checks
+from runtime import flags as flags_module
 from runtime.folder import Folder
 from runtime.recorder import warnings_of
 from tasks import arithmetic
@@ -62,7 +62,7 @@ def test_a_tracker_gets_flags_steps_and_evaluations(monkeypatch, program, tmp_pa
     config = SimpleNamespace(update=lambda values, **_: calls.append(("config", values)))
     package = SimpleNamespace(config=config, init=lambda **options: calls.append(("init", options)) or run)
     monkeypatch.setitem(sys.modules, name, package)
-    monkeypatch.setattr(flag_checks, "find_spec", lambda _: True)
+    monkeypatch.setattr(flags_module, "find_spec", lambda _: True)
     monkeypatch.setattr(accelerate.tracking, "_available_trackers", [LoggerType(name)])
     folder = str(tmp_path / "run")
     options = {"project": "scalerl", "name": folder} | ({"dir": folder} if name == "wandb" else {})

@@ -18,9 +18,10 @@ from fake_vllm import FakeVLLM, in_place_of_vllm, new_engine, start_with
 
 from fp32_head import GENERATOR_ARGS
 from runtime import engine
+from runtime.command_line import parse_flags, reason_of
 from runtime.engine import devices_in_use, place, variables_set
-from runtime.flag_checks import check_flags, engine_options, worker_count
-from runtime.flags import Flags, UsageError, parse_flags, reason_of
+from runtime.engine_flags import engine_options, worker_count
+from runtime.flags import Flags, UsageError, check_flags
 from runtime.generator import EngineFailed, GeneratorFailed
 from runtime.weights import RunWeightFile
 from vllm_engine import vllm_environment

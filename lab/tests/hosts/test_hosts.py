@@ -18,9 +18,9 @@ from safetensors.torch import load
 from lab.hosts import NcclEngine, RayEngine, RayMessageEngine, ray_check
 from lab.hosts.channels import MessageWeights, TransferWeights
 from runtime import engine
+from runtime.command_line import parse_flags
 from runtime.engine import devices_in_use, place
-from runtime.flag_checks import check_flags
-from runtime.flags import UsageError, parse_flags
+from runtime.flags import UsageError, check_flags
 from runtime.generator import EngineFailed
 
 NCCL, RAY, RAY_MESSAGE = (f"--engine lab.hosts:{kind.__name__}" for kind in (NcclEngine, RayEngine, RayMessageEngine))

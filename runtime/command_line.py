@@ -1,0 +1,171 @@
+"""From a command line to `Flags`, and what a resumed run takes over. Whatever is wrong is one sentence (UsageError)."""
+
+import json
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
+from collections.abc import Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+from runtime.flags import DEFAULTS, PRETRAINED_LR, SEAMS, VERSION, Flags, UsageError
+
+# A resumed run does not take these over: they are for one command.
+OF_ONE_CALL = ("resume", "output_dir", "overwrite")
+# vLLM's arguments that only set numbers and switches. Any other may name a module, a class or a file that vLLM runs.
+PLAIN_ENGINE_ARGS = set(
+    "block_size gpu_memory_utilization kv_cache_memory_bytes max_num_batched_tokens enforce_eager "
+    "tensor_parallel_size pipeline_parallel_size enable_prefix_caching enable_chunked_prefill async_scheduling".split()
+)
+# Flags of version 0.14, or values of flags, and what to give instead. {} is the value that was given.
+MOVED = {
+    "mask none": "nothing; it is the default",
+    "mask": "--loss lab.masks:{}",
+    "mask_low": "a function of your own around the one in lab/masks.py",
+    "mask_high": "a function of your own around the one in lab/masks.py",
+    "loss dispo": "--loss lab.masks:dispo",
+    "normalize_advantages maxrl": "--loss lab.masks:maxrl --normalize_advantages none",
+    "size m": "nothing; it is the default",
+    "size": "--task lab.tasks:graded_{}",
+    "dataset rare": "--task lab.tasks:rare",
+    "dataset ramble": "--task lab.tasks:ramble",
+    "weight_channel nccl": "--engine lab.hosts:NcclEngine",
+    "weight_channel message": "--engine lab.hosts:RayMessageEngine",
+}
+
+
+def parse_flags(argv: Sequence[str], description: str) -> Flags:
+    """The flags of the command line. With --resume, flags that are not given are those of the earlier run. A pretrained
+    model has a default --lr of its own. Raises UsageError."""
+    refuse_moved(argv)
+    parser = _parser(description.split("\n")[0])
+    flags = _parsed(parser, argv)
+    saved = saved_flags(flags.resume) if flags.resume else {}
+    code = [name for name, value in saved.items() if runs_code(name, value)]
+    if flags.resume:
+        parser.set_defaults(output_dir=flags.resume, **saved | dict.fromkeys(code))
+    elif flags.pretrained:
+        parser.set_defaults(lr=PRETRAINED_LR)
+    flags = _parsed(parser, argv)
+    for name in code:
+        if getattr(flags, name) is None:
+            raise UsageError(f"--{name} {saved[name]} can run code, which no --resume takes over; give it again.")
+    if flags.resume and Path(flags.output_dir) != Path(flags.resume):
+        raise UsageError(
+            f"--output_dir {flags.output_dir}: --resume goes on in {flags.resume}; leave --output_dir out."
+        )
+    return flags
+
+
+def lr_note(flags: Flags) -> str:
+    """The learning rate, and where it comes from."""
+    default, whose = DEFAULTS["lr"], "the built-in model"
+    if flags.pretrained:
+        default, whose = PRETRAINED_LR, "a pretrained model (the paper's 8B: 5e-7; `make -C lab real`, 135M: 1e-5)"
+    if flags.lr == default:
+        return f"--lr {flags.lr:g}: the default for {whose}"
+    return f"--lr {flags.lr:g}: given, now or before a resume; {default:g} is the default for {whose}"
+
+
+def refuse_moved(argv: Sequence[str]) -> None:
+    """Raises UsageError for a flag, or a value, that is elsewhere now."""
+    words = [part for word in argv for part in word.split("=", 1)]
+    for word, value in zip_longest(words, words[1:], fillvalue=""):
+        name = word.removeprefix("--").replace("-", "_")
+        for key in (f"{name} {value}", name):
+            if word.startswith("--") and key in MOVED:
+                raise UsageError(f"--{key} has moved: use {MOVED[key].format(value)}.")
+
+
+def reason_of(error: BaseException) -> str:
+    """Kind and first line of the error that caused `error`. An error inside the engine's process is printed by that
+    process and is not known here."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)  # of pydantic, which checks arguments
+    first_line = text.strip().splitlines()[:1]
+    return ": ".join([type(error).__name__, *first_line])
+
+
+# ------------------------------------------------------------------------------------------------------- a resumed run
+
+
+def saved_flags(folder: str) -> dict[str, Any]:
+    """The flags that a resumed run takes over from the run in `folder`. Raises UsageError."""
+    config = Path(folder) / "config.json"
+    try:
+        saved = json.loads(config.read_text())
+        version = saved.pop("version", "0.13 or older")
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise UsageError(f"--resume {folder}: {config} cannot be read; give the folder of an earlier run.") from error
+    if version != VERSION:
+        raise UsageError(f"--resume {folder}: version {version} wrote this run; only that version can go on with it.")
+    return {name: value for name, value in saved.items() if name in DEFAULTS and name not in OF_ONE_CALL}
+
+
+def runs_code(name: str, value: Any) -> bool:
+    """Whether this value of a flag can make a run execute code that somebody else put into its folder."""
+    if name == "trust_remote_code":
+        return bool(value)
+    if name in SEAMS:
+        return ":" in value
+    if name == "engine_args":
+        for key, setting in parsed_engine_args(value).items():
+            if key not in PLAIN_ENGINE_ARGS or not isinstance(setting, int | float | None):
+                return True
+    return False
+
+
+def parsed_engine_args(text: str) -> dict[str, Any]:
+    """The JSON object of --engine_args, empty for no text. Raises UsageError."""
+    try:
+        options = json.loads(text or "{}")
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise UsageError(f"--engine_args must be a JSON object, as '{{\"block_size\": 64}}', not {text}.")
+    return options
+
+
+# ------------------------------------------------------------------------------------------------------------ argparse
+
+
+def _parsed(parser: ArgumentParser, argv: Sequence[str]) -> Flags:
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        name = unknown[0].split("=")[0]
+        [nearest] = get_close_matches(name.lstrip("-").replace("-", "_"), DEFAULTS, n=1, cutoff=0)
+        raise UsageError(f"unknown flag {name}; did you mean --{nearest}?")
+    return Flags(**vars(options))
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, without argparse's usage of sixty flags before it."""
+        raise UsageError(message)
+
+
+def _parser(description: str) -> ArgumentParser:
+    parser = _Parser(
+        prog="train.py", description=description, allow_abbrev=False, formatter_class=ArgumentDefaultsHelpFormatter
+    )
+    group = parser.add_argument_group()
+    for item in fields(Flags):
+        if item.metadata["section"]:
+            group = parser.add_argument_group(item.metadata["section"])
+        dashes = item.name.replace("_", "-")
+        names = dict.fromkeys([f"--{item.name}", f"--{dashes}"])  # one name where the two are equal
+        options: dict[str, Any] = {"type": item.type}
+        if item.type is bool:
+            options = {"type": _boolean, "nargs": "?", "const": True, "metavar": "true|false"}
+        elif choices := get_args(item.type):
+            options = {"choices": choices}
+        group.add_argument(*names, dest=item.name, default=item.default, help=item.metadata["help"], **options)
+    return parser
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ArgumentTypeError(f"must be true or false, not {text}")
+    return text.lower() == "true"
