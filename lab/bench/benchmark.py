@@ -1,7 +1,6 @@
 """Three questions about speed; BENCHMARKS.md has the answers. Flags of train.py may follow, for all sides.
 
-    python lab/bench/benchmark.py generator
-    python lab/bench/benchmark.py overlap
+    python lab/bench/benchmark.py generator     # or overlap
     pip install --no-deps --target /tmp/trl trl==1.16.0
     PYTHONPATH=/tmp/trl python lab/bench/benchmark.py peer --batch_prompts 8 --model MODEL --dataset DATA
 
@@ -66,7 +65,7 @@ def take_turns(cases: dict[str, Callable[[], float]], repeats: int, unit: str) -
         for name, case in cases.items():
             turns[name].append(case())
             print(f"{name}: {short(turns[name][-1])} {unit}", file=sys.stderr, flush=True)
-    first = next(iter(turns))
+    first, *_ = turns
     print(f"| {unit} | median (least to greatest) | {first} / this |\n| --- | --- | --- |")
     for name, speeds in turns.items():
         ratios = [a / b for a, b in zip(turns[first], speeds, strict=True)]

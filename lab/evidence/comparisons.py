@@ -65,11 +65,7 @@ RAMBLE = "--dataset graded --task lab.tasks:ramble --max_sampled_tokens 40000 --
 SHORT_BUDGET = "--dataset graded --min_budget 12 --max_budget 14"
 CUT_OFF = f"{SHORT_BUDGET} --length_control none"
 
-CAPS = {
-    "cispo-8": "--eps_max 8",
-    "dapo-0.20": "--loss dapo --eps_high 0.2",
-    "dapo-0.28": "--loss dapo --eps_high 0.28",
-}
+CAPS = {"cispo-8": "--eps_max 8"} | {f"dapo-0.{c}": f"--loss dapo --eps_high 0.{c}" for c in (20, 28)}
 OTHERS = {"gspo": "--loss gspo", "grpo": "--loss grpo", "tis": "--loss tis"}
 STALE_MASKS = ("icepop", "sequence", "geometric", "deepseek", "dppo", "dppo_kl", "m2po")
 
@@ -168,12 +164,7 @@ COMPARISONS = {
     ),
     "aggregation": Comparison(
         "the average of the token losses",
-        {
-            "prompt": "",
-            "sample": "--aggregation sample",
-            "token": "--aggregation token",
-            "constant": "--aggregation constant",
-        },
+        {"prompt": ""} | {how: f"--aggregation {how}" for how in ("sample", "token", "constant")},
         paper={"token": lower("", "section 3.2")},
     ),
     "normalization": Comparison(
