@@ -49,7 +49,7 @@ class Launched:
             return []
         return [record for record in Folder(self.folder).read("metrics.jsonl") if "step" in record]
 
-    def wait(self, condition: Callable[[], bool], seconds: float = 240) -> None:
+    def wait(self, condition: Callable[[], bool], seconds: float = 500) -> None:
         """Waits until `condition` holds, or fails with what the run printed."""
         end = time.monotonic() + seconds
         while not condition():
