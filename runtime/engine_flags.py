@@ -29,7 +29,7 @@ def is_qwen3(model: str) -> bool:
 # -------------------------------------------------------------------------------------------------- which engine
 
 NEED_VLLM = {"engine": "auto", "engine_args": "", "weight_channel": "auto"}  # flags that need it, and where they do not
-BUILDS = "`make setup` takes the build for this machine; pip install '.[cpu]', or beside an NVIDIA GPU '.[gpu]'"
+BUILDS = "pip install '.[cpu]', or beside an NVIDIA GPU '.[gpu]'; `make setup` does it"
 
 
 def choose_engine(flags: Flags) -> list[str]:
