@@ -69,6 +69,7 @@ k = 8 2 %, at a mean lag of 5.3.
 import itertools
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +100,26 @@ class Group:
     problem: Problem
     version: int  # policy version live at admission
     rollouts: list[Rollout]
+
+
+def rollout_of(sample: Any) -> Rollout:
+    """What an engine returned, of which every token trains."""
+    ids = list(sample.completion_ids)
+    mask = [1] * len(ids)
+    return Rollout(ids, sample.logprobs, sample.versions, mask, sample.finish_reason, prefilled=sample.prefilled)
+
+
+def joined(first: Rollout, forced: list[int], second: Rollout, mask: Callable[[int, int, int], list[int]]) -> Rollout:
+    """The two legs of a cut rollout, and the phrase if there was one; nobody sampled the phrase."""
+    return Rollout(
+        completion_ids=first.completion_ids + forced + second.completion_ids,
+        logprobs=first.logprobs + [0.0] * len(forced) + second.logprobs,
+        versions=first.versions + [FORCED] * len(forced) + second.versions,
+        mask=mask(len(first.mask), len(forced), len(second.mask)),
+        finish_reason=second.finish_reason,
+        interrupted=bool(forced),
+        prefilled=first.prefilled + second.prefilled,
+    )
 
 
 def lags(rollout: Rollout, version: int) -> list[int]:

@@ -39,8 +39,6 @@ class FakeEngine:
     """Every request samples `length(prompt_ids, max_tokens)` tokens, one after each pause of `seconds`, of the version
     that is live then. While `frozen`, no token is sampled."""
 
-    trainer_waits = False
-
     def __init__(
         self,
         slots: int = 16,
