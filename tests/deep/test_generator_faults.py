@@ -1,0 +1,181 @@
+"""Faults of whatever the generator drives, stops in the middle of a wait, and its end."""
+
+import asyncio
+import pickle
+import time
+from unittest import mock
+
+import pytest
+from fake_engine import FakeEngine, Problem, generating, problems, wait_until
+
+from pipeline_rl import Pacer
+from runtime import generator as generator_module
+from runtime.generator import EngineDied, EngineFailed, GeneratorFailed, StopRequested
+
+pytestmark = pytest.mark.timeout(30)  # a fault here often shows as a wait without end
+
+
+def test_an_update_of_an_idle_engine_is_counted_once():
+    """k = 0: two requests of 0.1 s at a time, and then an update of 0.1 s with nobody inside; twice."""
+    engine = FakeEngine(length=lambda ids, most: 1, seconds=0.1)
+
+    async def update() -> None:
+        await asyncio.sleep(0.1)
+
+    engine.update = update
+    began = time.monotonic()
+    with generating(problems(2), engine) as generator:
+        for version in (1, 2):
+            generator.take(1)
+            generator.push({}, version, release=1)
+            generator.settle()
+        elapsed, counters = time.monotonic() - began, generator.counters
+    assert counters.sync_seconds >= 0.2 and counters.request_seconds >= 0.4
+    assert counters.idle_seconds + counters.sync_seconds + counters.request_seconds / 2 < elapsed + 0.05
+
+
+@pytest.mark.parametrize("method", ["update", "prepare"])
+def test_a_push_that_fails_ends_every_wait_with_its_error(method):
+    """A `prepare` that fails does not raise at once: other trainer processes go on to the next wait."""
+    engine = FakeEngine(frozen=True)
+    with generating(problems(2), engine) as generator:
+        vars(engine)[method] = mock.Mock(side_effect=OSError("no room for layers.7"))
+        generator.push({}, 1, 0)
+        started = time.monotonic()
+        for wait in (lambda: generator.take(2), generator.settle):
+            with pytest.raises(GeneratorFailed, match=r"layers\.7"):
+                wait()
+        assert time.monotonic() - started < 10 and generator.engine.version == 0
+
+
+def test_weights_without_room_and_a_signal_end_the_start():
+    """A signal is noticed while an engine starts."""
+    engine = FakeEngine()
+    engine.prepare = mock.Mock(side_effect=OSError("no room"))
+    with pytest.raises(EngineFailed, match="^no room$"), generating(engine=engine):
+        pass
+    engine = FakeEngine()
+    engine.start = asyncio.Event().wait  # never comes up
+    with pytest.raises(StopRequested), generating(engine=engine, stop_requested=lambda: True):
+        pass
+    engine.start = mock.AsyncMock(side_effect=KeyError)
+    with pytest.raises(EngineFailed, match="KeyError"), generating(engine=engine):
+        pass
+
+
+def test_a_dead_engine_is_told_from_other_faults_on_every_rank():
+    """The error travels to the other ranks by pickle, its cause does not."""
+    engine = FakeEngine()
+    with generating(problems(2), engine) as generator:
+        engine.update = mock.AsyncMock(side_effect=EngineDied("killed"))
+        generator.push({}, 1, 0)
+        with pytest.raises(GeneratorFailed) as caught:
+            generator.settle()
+    there = pickle.loads(pickle.dumps(caught.value))
+    assert (
+        type(there) is EngineDied
+        and there.__cause__ is None
+        and str(there) == "the generator failed: EngineDied: killed"
+    )
+
+
+def test_a_stop_loses_no_group_that_is_ready():
+    """The signal came during the step before: both groups stay in `under_way`, from where the checkpoint lists them.
+    `stop_requested` is asked only after the generator's thread had its turn, the worst moment. If it comes when the
+    wait is over, the groups arrive. A wait for a group that runs ends, too, and the group comes later."""
+    stop = [False]
+    with generating(problems(9), pacer=Pacer(2, 1)) as generator:
+        generator.stop_requested = lambda: generator.in_loop(lambda g: stop[0])  # after its turn
+        wait_until(lambda: generator.pacer.ready >= 2)
+        stop[0] = True
+        with pytest.raises(StopRequested):
+            generator.take(2)
+        assert generator.in_loop(lambda g: list(g.under_way))[:2] == [0, 1]
+        stop[0] = False
+        assert [group.number for group in generator.take(2)] == [0, 1] and 0 not in generator.under_way
+    answers = iter([False, True])
+    with generating(problems(9), pacer=Pacer(2, 1)) as generator:
+        generator.stop_requested = lambda: next(answers)
+        wait_until(lambda: generator.pacer.ready >= 2)
+        assert [group.number for group in generator.take(2)] == [0, 1]
+    engine = FakeEngine(frozen=True)
+    with generating(problems(1), engine, stop_requested=lambda: stop[0]) as generator:
+        stop[0] = True
+        with pytest.raises(StopRequested):
+            generator.take(1)
+        engine.frozen = stop[0] = False
+        assert generator.take(1)[0].number == 0
+
+
+def test_a_stop_does_not_wait_for_weights_that_never_arrive():
+    """As when the engine's host is cut off."""
+    stop = [False]
+
+    class CutOff(FakeEngine):
+        async def update(self) -> None:
+            await asyncio.Event().wait()
+
+    with generating(problems(1), CutOff(), stop_requested=lambda: stop[0]) as generator:
+        generator.push({}, 1, 0)
+        stop[0] = True
+        for wait in (lambda: generator.push({}, 2, 0), generator.settle):
+            with pytest.raises(StopRequested):
+                wait()
+
+
+def test_an_evaluation_that_is_given_up_holds_nothing_back():
+    """The caller stops while half of its requests wait for slots."""
+    stop, engine = [False], FakeEngine(slots=2, frozen=True)
+    with generating(problems(2), engine, stop_requested=lambda: stop[0]) as generator:
+        stop[0] = True
+        with pytest.raises(StopRequested):
+            generator.result_of(generator.evaluate(problems(1), 4))
+        engine.frozen = stop[0] = False
+        generator.push({}, 1, 0)
+        generator.settle()
+        assert generator.take(1)[0].number == 0 and engine.version == 1 and len(engine.requests) <= 6
+
+
+def test_min_ready_ends_with_the_prompts():
+    """Two groups are ready and one must stay, until there is no further prompt."""
+    engine = FakeEngine(length=lambda ids, most: 1 if ids[0] < 2 else most, frozen=True)
+    prompts = [Problem(f"p{i}", [i]) for i in range(4)]
+    with generating(prompts, engine, Pacer(2, 1, min_ready=1), rollouts=1) as generator:
+        wait_until(lambda: generator.pacer.admitted == 4)
+        assert not generator.in_loop(lambda g: g.exhausted) and generator.pacer.ready < 3
+        engine.frozen = False
+        assert [group.number for group in generator.take(2)] == [0, 1]
+        generator.release(2)  # admission asks for the next prompt
+        assert [group.number for group in generator.take(2)] == [2, 3]
+        assert generator.in_loop(lambda g: g.exhausted)
+
+
+def test_closing_admits_nothing():
+    """Requests that end because the generator closes give their slots to no new group."""
+    engine = FakeEngine(slots=4, frozen=True)
+    with generating(problems(50), engine, Pacer(4, 8)) as generator:
+        wait_until(lambda: engine.inside == 4)
+    assert generator.pacer.admitted == 2 and engine.inside == 0 and engine.events[-1] == "shutdown"
+    generator.close()  # twice does no harm
+
+
+def test_an_engine_that_is_slow_to_end_is_no_error(monkeypatch):
+    """The engine is ended by `close` itself."""
+    engine = FakeEngine(slots=4)
+    with generating(problems(0), engine, Pacer(2, 1)) as generator:
+        monkeypatch.setattr(generator_module, "wait", lambda futures, timeout: time.sleep(0.1))
+        generator.close()
+        assert engine.events[-1] == "shutdown" and not generator._thread.is_alive()
+
+
+def test_two_evaluations_and_a_push_take_turns():
+    """Each evaluation has one version, and the push comes between or after them."""
+    engine = FakeEngine(slots=4, seconds=0.001)
+    with generating(problems(0), engine) as generator:
+        futures = [generator.evaluate([Problem(str(i), [i])], 8) for i in range(2)]
+        generator.push({}, 1, 0)
+        generator.settle()
+        for future in futures:
+            [rollouts] = generator.result_of(future)
+            assert len({version for rollout in rollouts for version in rollout.versions}) == 1
+        assert engine.version == 1

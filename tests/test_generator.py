@@ -1,0 +1,199 @@
+"""runtime/generator.py on an engine without a model: groups come in order and young enough, new weights arrive in flight,
+and an evaluation has one version. Faults: deep/test_generator_faults.py.
+"""
+
+import asyncio
+import itertools
+import random
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from fake_engine import FakeEngine, Problem, generating, no_reward, problems, wait_until
+
+from pipeline_rl import FORCED, Pacer, lags
+from runtime.generator import Exhausted, Generator, GeneratorFailed
+
+pytestmark = pytest.mark.timeout(30)  # a fault here often shows as a wait without end
+
+
+@pytest.mark.parametrize("k", [0, 2])
+def test_the_lag_of_a_generator(k):
+    """B = 2, lengths vary. With k = 0 all tokens are of v; with k = 2 the first six groups enter at once, so the third
+    step trains on tokens two versions old."""
+    prompts, rng, seen = problems(20), random.Random(0), []
+    engine = FakeEngine(length=lambda ids, most: rng.randint(1, most), seconds=0.0005)
+    with generating(prompts, engine, Pacer(2, k), max_completion=24) as generator:
+        for version in range(8):
+            groups = generator.take(2)
+            assert [group.number for group in groups] == [2 * version, 2 * version + 1]
+            assert [group.problem for group in groups] == prompts[2 * version : 2 * version + 2]
+            assert all(version - k <= group.version <= version for group in groups)
+            for rollout in [rollout for group in groups for rollout in group.rollouts]:
+                assert rollout.versions == sorted(rollout.versions)
+                seen += lags(rollout, version)
+            generator.push({}, version + 1, 2)
+        generator.settle()
+        assert generator.engine.version == 8
+    assert 0 <= min(seen) and max(seen) == k
+
+
+class Cut:
+    """As length control: thinking is cut at 3 tokens, for prompts whose first token is even; evaluation may take 7."""
+
+    max_budget, max_completion = 7, 12
+
+    def draw_budget(self, rng: random.Random) -> int:
+        return 3
+
+    def second_leg(self, prompt_ids, completion_ids, finish_reason):
+        if finish_reason == "stop" or prompt_ids[0] % 2:
+            return None
+        return SimpleNamespace(prompt_ids=[*prompt_ids, *completion_ids, 5, 6], forced_ids=[5, 6], max_tokens=4)
+
+    def mask(self, n_first: int, n_forced: int, n_second: int) -> list[int]:
+        return [1] * n_first + [0] * n_forced + [1] * n_second
+
+
+def test_two_legs_make_one_rollout():
+    """The phrase 5 6 is masked, has log-prob 0 and the version FORCED. The second request has the salt of the first, so
+    that it finds its keys and values; a salt is the version."""
+    engine, prompts = FakeEngine(), [Problem("even", [8, 9]), Problem("odd", [9, 9])]
+    with generating(prompts, engine, Pacer(1, 1), length_control=Cut(), rollouts=1) as generator:
+        generator.push({}, 1, 0)
+        [even], [odd] = (group.rollouts for group in generator.take(1) + generator.take(1))
+    assert even.completion_ids == [9, 9, 9, 5, 6, 9, 9, 9, 9] and odd.completion_ids == [9, 9, 9]
+    assert even.mask == [1, 1, 1, 0, 0, 1, 1, 1, 1] and odd.mask == [1, 1, 1]
+    assert [v == FORCED for v in even.versions] == [m == 0 for m in even.mask]
+    assert even.logprobs == [-1.0] * 3 + [0.0] * 2 + [-1.0] * 4
+    assert even.interrupted and not odd.interrupted and even.finish_reason == "length"
+    assert even.prefilled == 2 + 7 and generator.counters.prefilled == 2 + 7 + 2
+    assert generator.counters.sampled == 7 + 3
+    salts = {len(ids): salt for ids, _, salt in engine.requests if ids[0] == 8}
+    assert set(salts) == {2, 7} and salts[2] == salts[7] in ("0", "1")
+    with generating([Problem("later", [7])] * 9, later := FakeEngine(), Pacer(1, 0), rollouts=1) as generator:
+        generator.take(1)
+        generator.push({}, 5, 1)
+        generator.take(1)
+    assert {later.requests[0][2], later.requests[-1][2]} == {"0", "5"}
+    assert [most for ids, most, _ in engine.requests if ids[0] == 8] == [3, 4]
+
+
+def test_slots_and_idle_time():
+    """Groups of two take 2 + 2 slots, and when a first completion ends 1 + 2 + 2. While the trainer keeps all groups to
+    itself (k = 0), the engine is idle."""
+    lengths = itertools.cycle((3, 6))
+    engine = FakeEngine(slots=5, length=lambda ids, most: next(lengths), seconds=0.001)
+    with generating(problems(8), engine, Pacer(8, 0)) as generator:
+        generator.take(8)
+        assert engine.most_inside == 5 and generator.in_loop(lambda g: g.free) == 5
+        engine.most_inside, before = 0, generator.counters.idle_seconds
+        time.sleep(0.3)
+        assert len(generator.result_of(generator.evaluate(problems(4), 3))) == 4
+        assert engine.most_inside == 5 and 0.25 < generator.counters.idle_seconds - before
+    assert all(len(ids) == 10 for ids, _, _ in engine.requests) and len(engine.requests) == 16 + 12
+
+
+def test_a_push_waits_for_evaluation_which_no_pacer_holds_back():
+    """The pacer is full (k = 0, its one group is frozen), yet evaluation runs, at one version, and then the push."""
+    engine = FakeEngine(seconds=0.001, frozen=True)
+    with generating(problems(3), engine, length_control=Cut(), rollouts=2) as generator:
+        wait_until(lambda: engine.inside == 2)
+        asked = [Problem(str(i), [9, i]) for i in range(10)]
+        future = generator.evaluate(asked, 4)
+        generator.push({}, 1, 0)
+        assert not generator.pacer.may_admit() and engine.version == 0
+        engine.frozen = False
+        generator.settle()
+        assert sum(ids[0] == 9 for ids, _, _ in engine.requests) == 40, "the push did not wait"
+        groups = generator.result_of(future)
+        assert [len(group) for group in groups] == [4] * 10 and generator.engine.version == 1
+        assert all(rollout.versions == [0] * 7 for group in groups for rollout in group)  # the longest budget
+        counters = generator.counters
+        assert generator.pacer.admitted == 1 and 0 < counters.eval_seconds < 60
+        assert counters.sampled <= 14  # of rollouts, and not the 280 of the evaluation
+        assert engine.most_inside == 16
+
+
+def test_evaluation_gets_slots_before_new_groups():
+    """While the first group is frozen, an evaluation asks for 4 requests; the second group comes after it."""
+    engine = FakeEngine(slots=2, frozen=True)
+    with generating(problems(2), engine, Pacer(2, 0)) as generator:
+        wait_until(lambda: engine.inside == 2)
+        future = generator.evaluate([Problem("e", [1])], 4)
+        for _ in range(3):  # turns of the event loop in which its requests queue
+            generator.in_loop(lambda _: None)
+        engine.frozen = False
+        assert len(generator.result_of(future)[0]) == 4
+        generator.take(2)
+    assert [len(ids) for ids, _, _ in engine.requests] == [10] * 2 + [1] * 4 + [10] * 2
+
+
+def test_no_group_enters_while_weights_change():
+    """Two groups are taken, and released in a pause of the engine: what replaces them belongs to the new version."""
+    engine, arrived = FakeEngine(), threading.Event()
+
+    async def update() -> None:
+        while not arrived.is_set():
+            await asyncio.sleep(0.001)
+        engine.version = engine.prepared
+
+    engine.update = update
+    with generating(problems(4), engine, Pacer(2, 0)) as generator:
+        generator.take(2)
+        generator.push({}, 1, release=0)
+        generator.in_loop(lambda g: g.pacer.release(2))
+        for _ in range(3):  # turns of the event loop
+            assert generator.in_loop(lambda g: g._updating and g.pacer.may_admit() and g.pacer.admitted) == 2
+        arrived.set()
+        assert [group.version for group in generator.take(2)] == [1, 1]
+
+
+def test_finite_problems_end_in_exhausted():
+    """Five prompts, B = 2: two steps, then one group is left that no step can use."""
+    with generating(problems(5), pacer=Pacer(2, 1)) as generator:
+        keys = []
+        for _ in range(2):
+            keys += [group.problem.key for group in generator.take(2)]
+            generator.release(2)
+        with pytest.raises(Exhausted, match="1 groups stay untrained"):
+            generator.take(2)
+        assert keys == ["p0", "p1", "p2", "p3"]
+        assert [problem.key for problem in generator.under_way.values()] == ["p4"]
+
+
+def test_exceptions_in_the_reward_and_in_the_problems_reach_the_trainer():
+    """The exception is the cause of what is raised where the trainer waits, and again at the next wait. If the prompts
+    raise as a group is taken and makes room, that group arrives all the same."""
+
+    def broken_score(problem, completions):
+        raise ZeroDivisionError("the verifier")
+
+    def broken_problems(count):
+        yield from problems(count)
+        raise LookupError("the data set")
+
+    for prompts, options, error in (
+        (problems(4), {"score": broken_score}, ZeroDivisionError),
+        (broken_problems(1), {}, LookupError),
+        (problems(4), {"score": lambda problem, completions: [(1.0, True)]}, ValueError),  # one too few
+    ):
+        with generating(prompts, pacer=Pacer(2, 0), **options) as generator:
+            started = time.monotonic()
+            for _ in range(2):
+                with pytest.raises(GeneratorFailed, match=error.__name__) as caught:
+                    generator.take(2)
+                assert type(caught.value.__cause__) is error and not caught.value.engine_died
+            assert time.monotonic() - started < 10
+    with generating(broken_problems(2), FakeEngine(slots=2), Pacer(1, 3)) as generator:
+        wait_until(lambda: generator.pacer.ready == 2)
+        assert [generator.take(1)[0].problem.key for _ in range(2)] == ["p0", "p1"]
+        with pytest.raises(GeneratorFailed, match="LookupError: the data set"):
+            generator.take(1)
+
+
+def test_more_rollouts_than_slots_are_refused():
+    with pytest.raises(ValueError, match="9 rollouts per prompt do not fit 8 engine slots"):
+        Generator(FakeEngine(slots=8), iter(()), no_reward, Pacer(1, 0), 9)
+    Generator(FakeEngine(slots=8), iter(()), no_reward, Pacer(1, 0), 8).close()
