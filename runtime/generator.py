@@ -58,13 +58,9 @@ class EngineFailed(RuntimeError):
 class GeneratorFailed(RuntimeError):
     """Something raised in the generator's thread: engine, reward or prompts. The cause is that very exception."""
 
-    engine_died = False
-
 
 class EngineDied(GeneratorFailed):
     """Raised by an engine whose process has died or no longer answers, and then by every wait for the generator."""
-
-    engine_died = True
 
 
 @dataclass(eq=False)

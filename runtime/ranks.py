@@ -106,9 +106,9 @@ class SharedGenerator:
                 self.generator.start(weights, version)
         except (EngineFailed, StopRequested) as error:
             failure = error
-        failure = self.ranks.from_main(lambda: failure)
-        if failure is not None:
-            raise failure
+        main_failure = self.ranks.from_main(lambda: failure)
+        if main_failure is not None:
+            raise main_failure
 
     def push(self, weights: Weights, version: int, release: int) -> None:
         """Sends the weights of `version` while requests run; `release` groups are done with once they are live."""

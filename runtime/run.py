@@ -47,7 +47,7 @@ from runtime.folder import (
     swap,
     writing,
 )
-from runtime.generator import EngineFailed, GeneratorFailed, StopRequested
+from runtime.generator import EngineDied, EngineFailed, GeneratorFailed, StopRequested
 from runtime.parts import Run
 from runtime.ranks import Ranks, report_fault
 from runtime.weights import full_tensors
@@ -136,7 +136,7 @@ def generator_failed(run: Run, error: GeneratorFailed) -> int:
     report_fault(save_and_say(run, message))
     if run.progress.stop_signal:
         return 128 + run.progress.stop_signal
-    return DEAD_ENGINE if error.engine_died else 1
+    return DEAD_ENGINE if isinstance(error, EngineDied) else 1
 
 
 def save_and_say(run: Run, reason: str) -> str:

@@ -22,7 +22,7 @@ from runtime.command_line import parse_flags, reason_of
 from runtime.engine import devices_in_use, place, variables_set
 from runtime.engine_flags import engine_options, worker_count
 from runtime.flags import Flags, UsageError, check_flags
-from runtime.generator import EngineFailed, GeneratorFailed
+from runtime.generator import EngineDied, EngineFailed, GeneratorFailed
 from runtime.weights import RunWeightFile
 from vllm_engine import vllm_environment
 
@@ -196,7 +196,7 @@ def test_an_engine_that_does_not_answer_is_dead(started, monkeypatch):
                 generator.push({}, 1, 0)
             with pytest.raises(GeneratorFailed, match="vLLM has not answered for 0 s") as caught:
                 generator.settle() if pushes else generator.take(1)
-            assert caught.value.engine_died
+            assert type(caught.value) is EngineDied
 
 
 def test_a_stop_of_both_is_no_silence_of_the_engine(started, monkeypatch):
