@@ -9,10 +9,11 @@ import accelerate.utils
 import pytest
 
 from runtime.flags import Flags
+from runtime.folder import Folder
 from runtime.generator import EngineFailed
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
-from runtime.run_folder import Folder, Progress
+from runtime.run import save
 
 
 def on_two_ranks(monkeypatch, work) -> list:

@@ -6,6 +6,7 @@ wrong version is nats away, not 1e-4.
 """
 
 import asyncio
+import math
 import os
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import torch
 from stale_cache import stale_cache_logprobs
 from tiny_model import TinyModel
 
-from vllm_engine import VLLMEngine
+from vllm_engine import VLLMEngine, check_sample
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 PROMPT = [9, 10, 11, 12, 13]
@@ -97,3 +98,22 @@ def test_a_running_request_goes_on_over_the_keys_and_values_of_old_weights(story
 def test_the_end_leaves_nothing(story):
     """No folder of weights; that weights which lack a tensor are refused by its name is asked in the story above."""
     assert not story.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "versions", "reason", "message"),
+    [
+        ([], [], [], "stop", "0 tokens"),
+        ([5, 6], [-0.5], [3, 3], "stop", "2 tokens, 1 log-probs, 2 versions"),
+        ([5, 6], [-0.5, -0.5], [3], "stop", "2 tokens, 2 log-probs, 1 versions"),
+        ([5, 6], [-0.5, math.nan], [3, 3], "stop", "not finite or above 0"),
+        ([5, 6], [-math.inf, -0.5], [3, 3], "stop", "not finite or above 0"),
+        ([5, 6], [-0.5, 0.01], [3, 3], "stop", "not finite or above 0"),
+        ([5], [-0.5], [3], "abort", "'abort'"),
+    ],
+)
+def test_what_is_missing_in_an_answer_is_an_error_and_no_zero(ids, logprobs, versions, reason, message):
+    with pytest.raises(RuntimeError, match=message):
+        check_sample(ids, logprobs, versions, reason)
+    check_sample([5, 6], [-0.5, 0.0], [3, 3], "length")
+    check_sample([5], [1e-6], [0], "stop")  # rounding: log-softmax of a sure token may end just above 0

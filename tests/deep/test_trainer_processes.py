@@ -9,27 +9,16 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
-import accelerate.utils
 import psutil
 import pytest
 import torch
 from accelerate.utils.other import get_free_port
 from safetensors.torch import load_file
 
-from runtime.flags import Flags
-from runtime.folder import Folder
-from runtime.generator import EngineFailed
-from runtime.ranks import Ranks, SharedGenerator
-from runtime.recorder import Recorder
-from runtime.run import save
 from tasks import warm_start
 
 ROOT = Path(__file__).resolve().parents[2]
