@@ -11,7 +11,7 @@ from scripted import STEPS, Replay, assert_same_logs, without_times
 from filters import PassRateHistory
 from pipeline_rl import Group
 from runtime.folder import Folder, Progress
-from runtime.generator import EngineFailed, GeneratorFailed
+from runtime.generator import EngineDied, EngineFailed
 from runtime.run import state_of
 from tasks.prompts import PromptStream
 
@@ -115,9 +115,7 @@ def test_a_dead_engine_leaves_a_checkpoint_and_exit_code_75(program, whole, tmp_
 
     def take(self, count):
         if self.step == 3:
-            failure = GeneratorFailed("the generator failed: EngineDied: it died")
-            failure.engine_died = True
-            raise failure
+            raise EngineDied("the generator failed: EngineDied: it died")
         return Replay.take(self, count)
 
     code, _, err = program(script={"take": take})
