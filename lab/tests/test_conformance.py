@@ -189,6 +189,14 @@ def ppo(self, part):
     return -torch.where(part.mask.bool(), rho.clamp(max=5) * part.advantages[:, None], 0.0)
 
 
+def exchanged(self, part):
+    """DAPO with the lower bound above and the upper one below: ratios between .74 and .8 and between 1.2 and 1.26 tell."""
+    if part.loss != "clip":
+        return Ours.token_loss(self, part)
+    low, high = part.options["low"], part.options["high"]
+    return losses.dapo(part.logprobs, part.behaviour, part.advantages, part.mask, eps_low=high, eps_high=low)[0]
+
+
 def every_row_counts(self, part, step):
     weights = losses.aggregation_weights(step.mask, step.group_ids, step.average, step.constant)
     full = (step.mask.sum(1) > 0).float().mean()  # share of the rows that have tokens
@@ -234,6 +242,8 @@ PLANTED = {  # mistake: method, case, verdict
     "a lower bound": ("token_loss", cispo(lambda rho: rho.detach().clamp(0.8, 5)), CAPPED, "a lower bound of .8"),
     "no detach": ("token_loss", cispo(lambda rho: rho.clamp(max=5)), CAPPED, ""),
     "gradient through the ratio": ("token_loss", ppo, CAPPED, ""),
+    "the clip's sides exchanged, A > 0": ("token_loss", exchanged, "DAPO: clip .2/.26, A > 0", ""),
+    "the clip's sides exchanged, A < 0": ("token_loss", exchanged, "DAPO: clip .2/.26, A < 0", ""),
     "empty rows counted": (
         "loss",
         every_row_counts,
