@@ -199,10 +199,11 @@ def batch_rewards(groups: Sequence[Group], flags: Flags, step: int) -> Tensor:
 def shaped_rewards(rollouts: Sequence[Rollout], flags: Flags) -> Tensor:
     """(N,) rewards: the verifier's, plus the length penalty."""
     rewards = torch.tensor([rollout.reward for rollout in rollouts])  # (N,)
-    if flags.length_control == "penalty":
+    if flags.length_control.startswith("penalty"):
         lengths = torch.tensor([len(rollout.completion_ids) for rollout in rollouts])  # (N,)
         penalty = length_control.overlong_penalty(lengths, flags.completion_cap, flags.penalty_window)  # (N,)
-        applies = torch.tensor([rollout.correct or flags.penalty_on == "all" for rollout in rollouts])  # (N,)
+        all_pay = flags.length_control == "penalty_all"
+        applies = torch.tensor([rollout.correct or all_pay for rollout in rollouts])  # (N,)
         rewards = rewards + torch.where(applies, penalty, 0.0)
     return rewards
 

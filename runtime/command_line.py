@@ -30,6 +30,9 @@ MOVED = {
     "size": "--task lab.tasks:graded_{}",
     "dataset rare": "--task lab.tasks:rare",
     "dataset ramble": "--task lab.tasks:ramble",
+    "penalty_on correct": "--length_control penalty",
+    "penalty_on all": "--length_control penalty_all",
+    "end_of_thinking": "--thinking {}",
     "weight_channel nccl": "--engine lab.hosts:NcclEngine",
     "weight_channel message": "--engine lab.hosts:RayMessageEngine",
 }

@@ -46,10 +46,9 @@ def flag(default: Any, text: str, *, section: str = "", only_with: str = "", **b
     return field(default=default, metadata={"help": text, "section": section, "only_with": only_with, "bounds": bounds})
 
 
-# Values of `only_with` that several flags have, or a long line.
 VLLM = "engine auto vllm module:function"
 WHOLE_BATCHES = "dynamic_sampling False"  # dynamic sampling takes groups one by one
-PENALTY = "length_control penalty"
+PENALTY = "length_control penalty penalty_all"
 
 
 @dataclass
@@ -94,8 +93,7 @@ class Flags:
     reward: str = flag("task", "`task` (exact or math), `math`, `exact`, `shuffled`, or your own module:function.")
     reward_workers: int = flag(2, "Processes that judge answers to data sets.", at_least=1)
     reward_timeout: float = flag(8.0, "Seconds for one answer, then its worker is replaced.", above=0)
-    thinking: Literal["auto", "true", "false"] = flag("auto", "Whether it thinks; `auto`: if it knows </think>.")
-    end_of_thinking: str = flag("", "Text that ends thinking; empty finds it from the tokenizer.")
+    thinking: str = flag("auto", "`true`, `false`, `auto` (true if it knows </think>), or the text that ends thinking.")
     interruption_phrase: str = flag("", "Text appended to thinking that is cut; empty means the paper's.")
     stop_tokens: str = flag("", "Comma-separated tokens that end a completion; empty finds them from the tokenizer.")
 
@@ -105,9 +103,7 @@ class Flags:
     k: int = flag(8, "Most steps off-policy; 0 (pipeline only) is on-policy.", at_least=0)
     batch_prompts: int = flag(16, "B, prompts per optimizer step.", at_least=1)
     rollouts: int = flag(16, "G, completions per prompt.", at_least=1)
-    min_ready: int = flag(
-        0, "Groups ready behind each batch: about min_ready / B more lag.", only_with=WHOLE_BATCHES, at_least=0
-    )
+    min_ready: int = flag(0, "Groups that wait ready: lag + min_ready / B.", only_with=WHOLE_BATCHES, at_least=0)
     engine: str = flag("auto", "`auto`: vllm where it can be imported, else `torch`; or your own module:Class.")
     max_num_seqs: int = flag(256, "Requests inside the engine at once.", at_least=1)
     weight_channel: Literal["auto", "file"] = flag("auto", "New weights: `file`, in shared memory.", only_with=VLLM)
@@ -123,9 +119,9 @@ class Flags:
     pass_rate_threshold: float = flag(0.9, "Retire prompts solved this often; above 1 none ever is.", above=0)
     truncated_rollouts: Literal["keep", "drop"] = flag("keep", "Rollouts cut at the cap: judged, or not trained.")  # O3
 
-    length_control: Literal["interruption", "penalty", "none"] = flag(
+    length_control: Literal["interruption", "penalty", "penalty_all", "none"] = flag(
         "interruption",
-        "How thinking is kept short.",
+        "How thinking is kept short; a penalty on correct answers (ScaleRL) or on all (DAPO).",
         section="Length control (section 2).",
     )
     # T3: the paper's budgets are 10,000 to 12,000 tokens
@@ -133,9 +129,6 @@ class Flags:
     max_budget: int = flag(18, "Most thinking tokens before the interruption.", at_least=0)
     answer_budget: int = flag(4, "Tokens for the answer.", at_least=1)
     penalty_window: int = flag(8, "Penalty: L_cache, tokens before the cap in which it grows to -1.", only_with=PENALTY)
-    penalty_on: Literal["correct", "all"] = flag(
-        "correct", "Penalty on correct answers (ScaleRL) or all (DAPO).", only_with=PENALTY
-    )
 
     loss: str = flag(
         "cispo",
@@ -180,9 +173,8 @@ DEFAULTS = asdict(Flags())
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused
-# A rule stands here if the run would otherwise fail late, or silently be another run than its command line says. Each
-# yields one sentence that names the flag and the fix; the first sentence ends the run. The engine's own rules stand in
-# engine.py, those of a run's folder in folder.py.
+# A rule stands here if the run would otherwise fail late, or be another than its command line says. Its sentence names
+# the flag and the fix. The engine's own rules stand in engine_flags.py, those of a run's folder in folder.py.
 
 
 def check_flags(flags: Flags) -> list[str]:

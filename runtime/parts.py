@@ -161,7 +161,9 @@ def new_interruption(flags: Flags, task: Task) -> length_control.Interruption | 
             task.thinking_end,
         )  # fmt: skip
     except ValueError as error:
-        raise UsageError(f"--length_control interruption: {error} Set --end_of_thinking or use `none`.") from error
+        raise UsageError(
+            f"--length_control interruption: {error} Set --thinking to the text that ends it, or use `none`."
+        ) from error
 
 
 # ---------------------------------------------------------------------------------------------------------------- task
@@ -193,8 +195,8 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
         answer_column=flags.answer_column,
         prompt_template=flags.prompt_template,
         apply_chat_template=flags.apply_chat_template,
-        end_of_thinking=flags.end_of_thinking,
-        thinking={"auto": None, "true": True, "false": False}[flags.thinking],
+        end_of_thinking="" if flags.thinking in ("auto", "true", "false") else flags.thinking,
+        thinking={"true": True, "false": False}.get(flags.thinking),
         stop_tokens=flags.stop_tokens,
         interruption_phrase=flags.interruption_phrase,
         held_out=flags.held_out,

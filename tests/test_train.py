@@ -95,7 +95,7 @@ def test_length_penalty_on_correct_answers_only(one_step):
     options = {"length_control": "penalty", "max_budget": 8, "answer_budget": 2, "penalty_window": 4}
     for more, expected in (
         ({}, [1, 0.5, 0, -1]),
-        ({"penalty_on": "all"}, [1, 0.5, 0, -2]),
+        ({"length_control": "penalty_all"}, [1, 0.5, 0, -2]),
         ({"length_control": "interruption"}, [1, 1, 1, -1]),
     ):
         assert train.shaped_rewards(rollouts, Flags(**options | more)).tolist() == expected

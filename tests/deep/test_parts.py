@@ -46,7 +46,7 @@ def data_flags(folder, **changes):
         ({"thinking": "true"}, "again wait <think>", [False, True]),
         ({"thinking": "false", "interruption_phrase": ""}, "again wait </think>", [True, False]),
         ({"apply_chat_template": False}, "again", [False, True]),
-        ({"end_of_thinking": "up", "interruption_phrase": "time up"}, "again wait", [False, False]),
+        ({"thinking": "up", "interruption_phrase": "time up"}, "again wait", [False, False]),
     ],
 )
 def test_flags_say_how_a_data_set_is_asked_and_judged(chat_model, changes, prompt_ends, correct):
