@@ -12,9 +12,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tasks.answers import last_box
 from tasks.judge_process import VERIFIERS
 from tasks.prompts import stable_key
-from tasks.verifiers import last_box
 
 # The columns looked for, in this order, if none is named: GSM8K has question and answer, Polaris and DeepScaleR have
 # problem and answer. A dot goes into a nested record.

@@ -1,29 +1,13 @@
-"""Verifiers: right verdicts on right, wrong, hedged and hostile answers of many forms."""
+"""Verifiers and answers: what the final answer of a text is, and whether it is the known one."""
 
-import random
+import inspect
 import re
-import time
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tasks import verifiers
-from tasks.judges import Job, RewardPool
-from tasks.verifiers import after_thinking, exact_kind, last_box, math_kind, plain
-
-pytestmark = pytest.mark.long
-
-
-def verdicts_other_than(kinds, pairs):
-    """(answer, text, verdict) of the pairs whose verdict is none of `kinds`."""
-    rows = [(answer, text, math_kind(text, answer)) for answer, text in pairs]
-    return [row for row in rows if row[2] not in kinds]
-
-
-def box(*contents):
-    return ["\\boxed{" + content + "}" for content in contents]
+from tasks import answers
+from tasks.answers import answer_of, known_answer, last_box, number, plain
+from tasks.verifiers import after_thinking, exact_kind, math_kind
 
 
 def test_math_by_hand():
@@ -35,255 +19,87 @@ def test_math_by_hand():
     assert math_kind(r"\boxed{0.5}", r"\frac{") == math_kind(None, r"\frac{") == "bad_answer"
 
 
-# Ten kinds of `question :: answer`, in which <x> is the value of x: b < a, c from 2 to 6, s = a + b, p = a * b, ...
-QUESTIONS = {
-    "division": r"\frac{<p>}{<a>} :: <b> | <p>/<a> :: <b> | <p> \div <a> :: <b> | <p> ÷ <a> :: <b> | "
-    r"\dfrac{<p>}{<a>} :: <b> | \frac{<b>0}{10} :: <b>",
-    "function": r"\gcd(<p>, <a>) :: <a> | \max(<b>, <a>) :: <a> | \min\left(<a>,<b>\right) :: <b> | "
-    r"gcd( <p>, <b> ) :: <b> | \operatorname{lcm}(<a>, <p>) :: <p> | \text{lcm}(<b>, <p>) :: <p> | "
-    r"max(<b>, <a>) :: <a>",
-    "sum": r"\sum_{i=1}^{<b>} <a> :: <p> | \prod_{i=1}^{1} <a> :: <a> | \binom{<a>}{1} :: <a> | "
-    r"\int_0^{<b>} <a>\,dx :: <p> | \begin{vmatrix} <a> & 1 \\ 0 & <b> \end{vmatrix} :: <p> | 1 x <a> :: <a> | "
-    r"<a> + <b> :: <s> | <a> \cdot <b> :: <p> | 1 × <a> :: <a> | \lfloor <a>.5 \rfloor :: <a> | (<a>)(<b>) :: <p>",
-    "root": r"\sqrt{<a>^2} :: <a> | \sqrt[3]{<b>^3} :: <b> | sqrt(<b>*<b>) :: <b> | \sqrt{<q>} :: <b> | "
-    r"√<q> :: <b> | <q>^{0.5} :: <b>",
-    "percent": r"<b>% of 100 :: <b> | 100\% \text{ of } <b> :: <b> | <b> percent of 100 :: <b> | "
-    r"\frac{<b>}{100} \cdot 100 :: <b>",
-    "unit": r"<a>+<b> :: <s>\text{ cm} | <a>\text{ cm}+<b>\text{ cm} :: <s>~\mathrm{cm} | \$<a>+\$<b> :: \$<s> | "
-    r"<a>+<b> :: €<s> | <a>^\circ+<b>^\circ :: <s>^\circ | <a>° + <b>° :: <s>° | x=<a>+<b> :: x=<s> | "
-    r"<a> + <b> :: <s> dollars | <a>+<b> :: <s>\% | <a>+<b> :: \text{about }<s> | <a>+<b> :: \text{Rs. }<s> | "
-    r"<a>+<b> :: \angle A = <s>° | <a> + <b> :: f(2)=<s>",
-    "mixed": r"<a> + \frac{1}{<c>} :: <a>\frac{1}{<c>} | <a>+1/2 :: <a>½ | <a>+1.5-1 :: <a> 1/2 | "
-    r"<a> + 0.5 :: \frac{<o>}{2}",
-    "solution": r"<b>-<a> :: It is $<b>-<a>$, so \boxed{<n>}. | <b> - <a> :: \boxed{1}, no, \boxed{<n>\text{ cm}}",
-    "power": r"<b>^2 :: <q> | <b>^{2} :: <q> | \left(<b>\right)^{2} :: <q> | <b>**2 :: <q> | 1^{<b>} :: 1 | "
-    r"<b> ^ 2 :: <q>",
-    "negative": r"<b>-<a> :: <n> | <b> − <a> :: <n> | -<a>+<b> :: <n> | -(<a>-<b>) :: <n> | "
-    r"-\frac{<p>}{<a>} :: -<b> | <b> minus <a> :: <n>",
-}
-PROSE = r"X | The answer is X. | The answer is $X$. | **X** | So \(X\). | Answer: X | To get X, compute X. | x = X"
-
-
-@pytest.mark.parametrize("kind", QUESTIONS)
-def test_the_question_repeated_is_no_answer(kind):
-    """60 of each kind, in a box and in prose: a number must be computed by the policy, or the question is its own answer.
-    (A policy learned to write `To calculate 26 - 80, we need to ...`. Without a list of what is finished 188 of 600 are
-    right.)"""
-    rng, right, forms = random.Random(kind), [], QUESTIONS[kind].split(" | ")
-    for form in (forms * 60)[:60]:
-        b, c = rng.randint(11, 40), rng.randint(2, 6)
-        a = b + rng.randint(1, 40)
-        values = {"a": a, "b": b, "c": c, "s": a + b, "p": a * b, "q": b * b, "n": b - a, "o": 2 * a + 1}
-        question, _, answer = re.sub("<(.)>", lambda name: str(values[name[1]]), form).partition(" :: ")
-        assert math_kind(None, answer) == "wrong", answer  # it can be read
-        texts = (*box(question), rng.choice(PROSE.split(" | ")).replace("X", question))
-        right += [(answer, text) for text in texts if math_kind(text, answer) == "correct"]
-    assert right == []
-
-
-# Spellings of the integer X, in a box and as they are. Those of other answers are in math_answers.txt.
-IN_A_BOX = (
-    r"X | x = X | X. | X, | (X) | \mathbf{X} | \text{X} | X\text{ cm} | X~\mathrm{cm} | X° | X^\circ | X^{\circ} | \$X | "
-    r"€X | X\,\text{m}^{2} | X dollars | X.0 | $X$ | 2+3=X | \text{Area} = X"
-)
-AS_THEY_ARE = (
-    "The answer is X. | So X° it is. | **X** | #### X | Answer: X | \\[\nX\n\\] | It is $X$. | We get X! | 26 - 80 = X | "
-    r"So \(x = X\). | X apples | 3 + 4 is less than X. | X\text{ cm} | X~\mathrm{cm} | It costs \$X. | x_2 = X | X km/h | "
-    "First 2 + 3 is 5, then X | `X` | Total: X"
-)
-
-
-def test_integers_in_forty_spellings():
-    pairs = []
-    for known in ("5", "-5", "60", "1234", "0", "17", "100", "-42"):
-        pairs += [(known, text) for text in box(*IN_A_BOX.replace("X", known).split(" | "))]
-        pairs += [(known, text) for text in AS_THEY_ARE.replace("X", known).split(" | ")]
-    assert verdicts_other_than(["correct"], pairs) == []
-
-
 def test_exact_and_what_follows_the_thinking():
     """The first end counts; a marker that never comes gives None; no marker at all gives everything."""
     texts = (" 6 2\n", "6 2.", "62", "x 6 2", None)
     assert [exact_kind(text, "6 2") for text in texts] == ["correct", "wrong", "wrong", "wrong", "wrong"]
     assert after_thinking("a</think>b</think>c", "</think>") == "b</think>c"
     assert after_thinking("no end", "</think>") is None
-    assert after_thinking("</think>", "</think>") == ""
     assert after_thinking("a</think>b", "") == "a</think>b"
 
 
-BOXES = r"""4 :: \boxed{4} | 2 :: \boxed{1} and \boxed{2} | \frac{1}{2} :: \boxed{\frac{1}{2}} | \} :: \boxed{\}} | 5 :: \boxed {5} |
-\{1,2\} :: \boxed{\{1,2\}} | 6 :: \fbox{6} | 7 :: \boxed{\boxed{7}} |  :: \boxed{} | 8 :: } \boxed{8} { |
-9 :: { \boxed{9} } \boxed{10 | 1\\ :: \boxed{1\\} | 11 :: $\boxed 11$"""
-PLAIN = r"""42 ::  42. , $42$ , $$42$$ , 042 , +42 | Yes :: \text{Yes} | 1234 :: 1,234 , 1{,}234 , 1\,234 | -7 :: -007 |
-1234567 :: 1,234,567 | 0 :: -0 , 000 | 0.00001 :: 1e-05 | 1500 :: +1.5E3 | -0.0000025 :: -2.5e-6 | 5 :: .5e1 |
-100 m :: 1e2 m |  :: . ,  """
-UNCHANGED = "12,34 1.50 2e e-5 3x+2e+5 1e5x 1e9999 1e0009 $5 $ 1,2".split()
+def test_the_table_of_final_answers():
+    """A row of the table each: what is read, and what stays to be read as prose."""
+    assert answer_of("<think>4?</think> <answer>4</answer> no: <answer>5 cm</answer></s>") == ("5 cm", "5 cm")
+    assert answer_of(r"<answer>so \boxed{5}</answer> \boxed{6}") == ("5", None)
+    assert answer_of(r"\boxed{4}, no, \boxed{\boxed{5}}") == ("5", None)
+    assert answer_of('{"steps": ["2+3"], "answer": "5"}')[0] == "5"
+    assert answer_of("The answer is 4. No! Answer:5. Done 7 times.") == ("5", None)
+    assert answer_of("Answer: we cannot know, 5?")[1] == "Answer: we cannot know, 5?"
+    assert answer_of("x**2 + 1")[0] == "x^2 + 1"
+    assert [last_box(text) for text in (r"\boxed{1 \} {2}}", r"\fbox{3}", r"\boxed 4", r"\boxed{5")] == [
+        r"1 \} {2}",
+        "3",
+        "4",
+        None,
+    ]
 
 
-def test_last_box_and_plain():
-    """`what is read :: in which texts`."""
-    for content, _, text in (case.strip("\n").partition(" :: ") for case in BOXES.split(" |")):
-        assert last_box(text) == content.strip()
-    for text in (r"\boxed{10", r"\unboxed{12}", r"\\boxed", "12", ""):
-        assert last_box(text) is None
-    for result, _, texts in (case.strip("\n").partition(" :: ") for case in PLAIN.split(" |")):
-        assert {plain(text) for text in texts.split(" , ")} == {result.strip()}
-    assert list(map(plain, UNCHANGED)) == UNCHANGED
+def test_what_a_finished_number_is():
+    """A number that the policy computed. (A policy without this rule learned to repeat the question.)"""
+    finished = {"1,234": "1234", "5 km/h": "5", "x = 1/2": r"\frac{1}{2}", "5e3": None, "-5 apples": "-5", "12%": "12%"}
+    for text, value in finished.items():
+        assert number(text) == value
+    unfinished = (
+        "26 - 80",
+        "2^{10}",
+        r"\sqrt{16}",
+        "5 or 6",
+        r"5 \text{ and a half}",
+        "5 million",
+        "x",
+        "1 = 2",
+        "5, 6",
+    )
+    assert [number(text) for text in unfinished] == [None] * len(unfinished)
+    assert number("84/2") == r"\frac{84}{2}"
+    assert number("84/2", integer=True) is None
+    assert math_kind("To calculate 26 - 80, we need to compute 26 - 80.", "-54") == "wrong"
+    assert math_kind("26 - 80 = -54", "-54") == math_kind("So it is -54 degrees.", "-54") == "correct"
 
 
-def test_reading_is_linear():
-    """A policy may write boxes or digits without end. Each is looked at a few times: a scan from each of 200,000 openings,
-    or a split in two, would take 2e10 steps."""
-    start = time.process_time()
-    assert last_box(r"\boxed{" * 200_000) is None
-    assert last_box(r"\boxed{" * 100_000 + "}" * 100_000) == ""
-    assert plain("9" * 200_000) == "9" * 200_000
-    assert plain("9" * 200_000 + "." + "9" * 200_000)[-3:] == "999"
-    assert len(plain("1e999 " * 10_000)) < 100_000  # not the ten million digits that they stand for
-    assert time.process_time() - start < 3
+def test_known_answers():
+    """Also of a worked solution or a sentence. Two numbers in a sentence are no answer."""
+    assert known_answer(r"As $2 + 3 = 5$ it is $\boxed{5}$.") == known_answer("There are 5 apples.") == "5"
+    assert known_answer("There are 5 apples and 3 pears here.") == ""
+    assert math_kind(None, "There are 5 apples and 3 pears here.") == "bad_answer"
 
 
-def answers(section):
-    """(answer, completion) of one section of math_answers.txt."""
-    text = Path(__file__).with_name("math_answers.txt").read_text()
-    lines = text.partition(f"== {section}\n")[2].partition("\n== ")[0]
-    for line in lines.rstrip("\n").replace("\n    ", " ").split("\n"):
-        answer, _, forms = line.partition(" :: ")
-        yield from ((answer, form) for form in forms.split(" | "))
+ROWS = re.findall(r"^    \((?:r?f?\"|\[).*\),  # (.+) -> (.*)$", inspect.getsource(answers), re.MULTILINE)
 
 
-def test_math_accepts_right_answers_of_many_forms():
-    sections = ("right, in a box", "right, in a box: spellings of GSM8K, ASDiv, MATH, AIME and Minerva")
-    pairs = [(answer, *box(form)) for section in sections for answer, form in answers(section)]
-    pairs += answers("right, as it is")
-    pairs += [("42", "I count 7. " * 400 + "So x = 42."), ("42", "\\boxed{42}.\n\nDone 7 times.")]
-    assert len(pairs) > 450
-    assert verdicts_other_than(["correct"], pairs) == []
+@pytest.mark.parametrize("i", range(len(answers.TEXT_SPELLINGS + answers.SPELLINGS)))
+def test_each_spelling_does_what_stands_beside_it(i):
+    pattern, usual = (answers.TEXT_SPELLINGS + answers.SPELLINGS)[i]
+    before, after = ROWS[i]
+    assert re.sub(pattern, usual, before).strip() == after.strip() != before
 
 
-def test_math_refuses_wrong_answers_of_many_forms():
-    sections = ("wrong, in a box", "wrong, in a box: beside spellings of those data sets")
-    pairs = [(answer, *box(form)) for section in sections for answer, form in answers(section)]
-    pairs += answers("wrong, as it is")
-    pairs.append(("x+1", "So it is $x+1$. " + "I count. " * 400))  # too far from the end
-    assert len(pairs) > 300
-    assert verdicts_other_than(["wrong", "unparsed"], pairs) == []
+def test_plain_forms():
+    """What does not change an answer goes."""
+    forms = {"42": " 42. | $42$ | 042 | +42", "1234": r"1,234 | 1{,}234 | 1\,234", "-7": "-007", "Yes": r"\text{Yes}"}
+    forms |= {"0.00001": "1e-05", "0": "-0 | 000", "1500": "+1.5E3"}
+    for result, texts in forms.items():
+        assert {plain(text) for text in texts.split(" | ")} == {result}
 
 
-HEDGES = (
-    r"A=B | x=A=B | A \approx B | A \to B | A,B | A;B | A\text{ or }B | \{A,B\} | A/B | A:B | A|B | A \equiv B | "
-    r"A\pm B | A\vee B | A\cup B | A \in B | [A,B] | (A,B) | A\quad B | A\\B | \text{A}B | A_B | A \implies B | x=A, x=B | "
-    r"x=A \text{ or } x=B | A \not= B | \boxed{A} \boxed{B}"
-)
-OPEN_HEDGES = (
-    r"$A$ and $B$ | $A$ or $B$ | A or B | the answer is A or B | \boxed{A} and \boxed{B} | \boxed{A}, \boxed{B} | "
-    "Answer: A\nAnswer: B | **A** **B** | A\nB"
-)
-
-
-def test_naming_two_answers_never_earns_both():
-    """A policy that writes the same text with two candidates must not be right for either: it would learn to hedge."""
-    texts = box(*HEDGES.split(" | ")) + OPEN_HEDGES.split(" | ")
-    texts = [text.replace("A", "3").replace("B", "7") for text in texts]
-    assert [text for text in texts if math_kind(text, "3") == math_kind(text, "7") == "correct"] == []
-
-
-def test_leniencies_that_the_file_lists():
-    """Wrong or doubtful answers that count as right: whoever mends one must take it out of the file's list."""
-    section = "lenient, in a box: wrong or doubtful, and taken for right"
-    pairs = [(answer, *box(form)) for answer, form in answers(section)]
-    assert verdicts_other_than(["correct"], pairs) == []
-
-
-@pytest.mark.parametrize(("busy", "kind"), [(False, "correct"), (True, "timeout")])
-def test_the_time_limit_is_of_the_judges_own_time(monkeypatch, busy, kind):
-    """A limit of 1 s, and a reader that takes 1.2 s: of other processes' time, as on a busy machine, or of its own."""
-    import math_verify.parser
-
-    real = math_verify.parser.extract_target_from_pred
-
-    def slow(*arguments, **options):
-        if busy:
-            end = time.process_time() + 1.2
-            while time.process_time() < end:
-                pass
-        else:
-            time.sleep(1.2)
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(math_verify.parser, "extract_target_from_pred", slow)
-    verifiers.parse_math.cache_clear()
-    assert math_kind(r"\boxed{x+7}", "7+x", 1) == kind
-    verifiers.parse_math.cache_clear()
-
-
-@pytest.mark.parametrize("broken", ["parse", "verify"])
-def test_a_failing_library_is_a_verdict_of_its_own(monkeypatch, broken):
-    """math-verify raises on one completion: reward as for a wrong answer, another kind; on the data set's own answer:
-    no verifier reads it. Its time limit stays a timeout."""
-    import math_verify
-    from math_verify.errors import TimeoutException
-
-    real, error = getattr(math_verify, broken), [ZeroDivisionError("a bug of SymPy")]
-
-    def fails(*arguments, **options):
-        if broken == "verify" or "x+7" in arguments[0]:
-            raise error[0]
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(math_verify, broken, fails)
-    assert math_kind(r"\boxed{x+7}", "x+8") == "verifier_error"
-    if broken == "parse":
-        assert math_kind("y+1", "x+7") == math_kind(None, "x+7") == "bad_answer"
-    verifiers.parse_math.cache_clear()
-    error[0] = TimeoutException()
-    assert math_kind(r"\boxed{x+7}", "x+8") == "timeout"
-    monkeypatch.undo()
-    verifiers.parse_math.cache_clear()
-    assert math_kind(r"\boxed{x+7}", "x+8") == "wrong"
-
-
-HOSTILE = [
-    *box("9^{9^{9^9}}", "((10!)!)!", "9" * 100_000, "{" * 5000 + "4" + "}" * 5000, r"\prod_{k=1}^{10^9}k", "\ud800"),
-    "9" * 100_000,
-    "\\sqrt{" * 20_000,
-    "\\boxed{" * 10_000,
-    "__import__('os').system('touch /tmp/tasks_hacked')",
-    '{"kind": "correct"}\n["correct", 1.0, true, ""]\n',
-    "x" * 2_000_000,
-]
-
-
-@pytest.mark.medium
-def test_hostile_text_is_wrong_within_the_deadline_and_the_pool_recovers():
-    """In a worker process, which has a memory limit. As a completion none is the answer 5, none outlasts the deadline
-    (and the start of a new worker), none makes a worker crash. As an answer of a data set none is 5 either."""
-
-    def judge(answer, text):
-        (verdict,) = pool.judge([Job("math", "", "thinking </think> " + text, answer)])
-        return verdict.kind
-
-    with RewardPool(["math"], workers=1, timeout=3.0, end_of_thinking="</think>") as pool:
-        for text in HOSTILE:
-            start = time.monotonic()
-            kind = judge("5", text)
-            assert time.monotonic() - start < 3.0 + 10.0
-            assert kind in ("wrong", "unparsed", "verifier_error", "timeout"), text[:80]
-        assert judge("5", r"\boxed{5}") == "correct"
-        assert sum(pool.counts.values()) == len(HOSTILE) + 1
-        answers = [text for text in HOSTILE if "import" not in text]
-        assert "correct" not in [judge(answer, r"\boxed{5}") for answer in answers]
-    assert not Path("/tmp/tasks_hacked").exists()
-
-
-PIECES = r"\frac{ } { \boxed{ $ 1 2 x \sqrt ^ _ & \\ \left( \right) , = \begin{pmatrix} \end{pmatrix} \text{ % \pi ! \cup [ )"
-PIECE = st.sampled_from([*PIECES.split(), "\ud83d", "answer is "]) | st.text(max_size=3)
-
-
-@pytest.mark.medium
-@settings(max_examples=300, deadline=None)
-@given(st.lists(PIECE, max_size=30).map("".join), st.sampled_from(["12345", "x^2+7", r"\frac{3}{7}", r"\{5,12345\}"]))
-def test_no_text_raises_and_none_is_right_by_chance(text, answer):
-    """`12345` and `x^2+7` cannot be put together from the pieces."""
-    assert math_kind(text, answer) in {"wrong", "unparsed", "verifier_error", "timeout"}
-    assert math_kind(r"\boxed{5}", text) in {"wrong", "unparsed", "verifier_error", "timeout", "bad_answer", "correct"}
+def test_two_answers_never_earn_both():
+    """A policy that is right for either of two candidates learns to name both."""
+    for text in (
+        r"\boxed{3 \text{ or } 7}",
+        "3 or 7",
+        "<answer>3, 7</answer>",
+        "Answer: 3. It is 7.",
+        r"\boxed{3}\boxed{7}",
+    ):
+        assert not math_kind(text, "3") == math_kind(text, "7") == "correct"
