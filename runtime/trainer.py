@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import losses
-from runtime.flags import Flags, own_code
+from runtime.flags import Flags, UsageError, own_code
 from runtime.model import Microbatch, Policy, TokenRow, active_parameters, load_model, microbatches
 from runtime.weights import CheckpointTensors, whole
 
@@ -82,7 +83,7 @@ class Trainer:
             self.low_precision = LowPrecisionCopy(masters, self.dtype)
             self.policy = self.low_precision.policy
             self.model = masters.model
-        self.policy_loss: Any = losses.LOSSES.get(flags.loss) or own_code(flags, "loss")
+        self.policy_loss: Any = losses.LOSSES.get(flags.loss) or own_loss(flags)
         self.clip_options = clip_options(flags)
         self.weights = CheckpointTensors(self.model, self.dtype)  # for the generator
         self.parameters_in_flops = active_parameters(self.model)
@@ -263,6 +264,25 @@ def shard_again(policy: nn.Module) -> None:
 def learning_rate(flags: Flags, version: int) -> float:
     """Learning rate of the step from `version` to `version` + 1: linear warm-up, then constant, as in the paper."""
     return flags.lr * min(1.0, (version + 1) / max(1, flags.warmup_steps))  # lr min(1, (v + 1) / warm-up)
+
+
+def own_loss(flags: Flags) -> Callable:
+    """Your own `module:function` of --loss, called as `losses.cispo` is, but for its options. It returns (token_loss
+    (N, T), metrics); the ratios that every loss logs are added to its metrics. Raises UsageError, after one call."""
+    function = own_code(flags, "loss")
+    zeros = torch.zeros(2, 3)
+    match function(zeros, zeros, zeros[:, 0], zeros + 1):
+        case Tensor(shape=zeros.shape), dict():
+            pass
+        case _:
+            raise UsageError(f"--loss {flags.loss} must return (token_loss (N, T), metrics), as losses.cispo does.")
+
+    def loss(*rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        token_loss, metrics = function(*rows)
+        _, common = losses.cispo(*(x.detach() for x in rows))
+        return token_loss, {name: x for name, x in common.items() if not name.startswith("capped")} | metrics
+
+    return loss
 
 
 def clip_options(flags: Flags) -> dict[str, float]:

@@ -11,7 +11,7 @@ import torch
 from tiny_trainer import gradient_of, hand_batch, near_uniform_model, shift_weights, trainer_of, weights_of
 
 import losses
-from runtime.flags import Flags
+from runtime.flags import Flags, UsageError
 from runtime.trainer import ADAMW, clip_options, learning_rate
 
 
@@ -83,8 +83,8 @@ def test_the_loss_is_put_together_with_the_right_signs(model_folder):
 
 
 def test_a_loss_of_ones_own_is_the_policys_term_and_no_other(model_folder):
-    """`module:function`, found once: the gradient is that of the KL penalty and the entropy, which are the trainer's, and of
-    what the function returns, here half of CISPO with a cap of its own."""
+    """`module:function`, found once: the gradient is that of the KL penalty and the entropy, which are the trainer's, and
+    of what the function returns, here half of CISPO with a cap of its own. Its metrics are its own and the ratios."""
     options = {"kl_coef": 0.3, "entropy_coef": 0.2, "tokens_per_microbatch": 12}
     own, plain, rest = (
         trainer_of(model_folder, **options, loss="test_trainer:half", eps_max=9.0),
@@ -95,13 +95,22 @@ def test_a_loss_of_ones_own_is_the_policys_term_and_no_other(model_folder):
     nothing.advantages = torch.zeros(8)
     rest.backward(nothing)
     plain.backward(hand_batch())
-    own.backward(hand_batch())
+    _, summary = own.backward(hand_batch())
     torch.testing.assert_close(gradient_of(own), gradient_of(plain) / 2 + gradient_of(rest), atol=1e-6, rtol=1e-4)
+    assert summary["kept_tokens"] == 18 and "capped_positive" not in summary and summary["ratio_max"] > 1.05
+    with pytest.raises(
+        UsageError, match=r"--loss test_trainer:only_a_number must return \(token_loss \(N, T\), metrics\)"
+    ):
+        trainer_of(model_folder, loss="test_trainer:only_a_number")
 
 
 def half(logprobs, behaviour_logprobs, advantages, mask):
-    token_loss, metrics = losses.cispo(logprobs, behaviour_logprobs, advantages, mask, eps_max=1.05)
-    return token_loss / 2, metrics
+    token_loss, _ = losses.cispo(logprobs, behaviour_logprobs, advantages, mask, eps_max=1.05)
+    return token_loss / 2, {"kept": mask.sum()}
+
+
+def only_a_number(logprobs, behaviour_logprobs, advantages, mask):
+    return half(logprobs, behaviour_logprobs, advantages, mask)[0].sum()
 
 
 @pytest.mark.parametrize("loss", ["cispo", "tis"])
