@@ -91,7 +91,7 @@ def test_cispo_by_hand():
         "capped_negative": 0,
     }
     assert summarize_metrics(metrics) == pytest.approx(expected)
-    assert metrics["tokens"] == 3
+    assert (metrics["tokens"], metrics["tokens_positive"], metrics["tokens_negative"]) == (3, 2, 1)
 
 
 @pytest.mark.parametrize("name", ["dapo", "tis", "gspo"])
