@@ -172,11 +172,11 @@ class Scorer(nn.Module):
 # 75 lines more than `torch.utils.checkpoint` on each chunk, and makes it 2.6 times as fast (on a CPU, forward and
 # backward of 2,048 tokens at V = 50,000).
 #
-# With the incoming gradients g of a log-prob and k of an entropy, the three derivatives of the backward pass:
+# The three derivatives of the backward pass, with the incoming gradients g of a log-prob and g_entropy of an entropy:
 #
-#     d logprob / d z_j = [j = y] - p_j                   dz_j = g ([j = y] - p_j) - k p_j (log p_j + entropy)
+#     d logprob / d z_j = [j = y] - p_j                  dz_j = g ([j = y] - p_j) - g_entropy p_j (log p_j + entropy)
 #     d entropy / d z_j = -p_j (log p_j + entropy)
-#     z = (W h + b) / T                                   dh = dz W / T,   dW = dz^T h / T,   db = sum dz / T
+#     z = (W h + b) / T                                  dh = dz W / T,   dW = dz^T h / T,   db = sum dz / T
 #
 # A buffer is overwritten in place by what is needed next. Each time it gets a new name, which says what it holds now.
 class _Options(NamedTuple):
@@ -312,9 +312,9 @@ class _TokenLogprobs(torch.autograd.Function):
             # 1 / T here: for C incoming gradients, not for C x V outgoing ones
             g = (grad_logprobs[rows] / options.temperature).unsqueeze(1)  # (C, 1)
             if options.entropy_grad:
-                k = (grad_entropy[rows] / options.temperature).unsqueeze(1)  # (C, 1)
+                g_entropy = (grad_entropy[rows] / options.temperature).unsqueeze(1)  # (C, 1)
                 p = torch.exp(logp, out=second[: len(logp)])  # (C, V)
-                dz = logp.add_(entropy[rows, None]).mul_(k).add_(g).mul_(p).neg_()  # (C, V)
+                dz = logp.add_(entropy[rows, None]).mul_(g_entropy).add_(g).mul_(p).neg_()  # (C, V)
             else:
                 p = logp.exp_()  # (C, V)
                 dz = p.mul_(-g)  # (C, V)
