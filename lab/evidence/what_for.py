@@ -19,7 +19,7 @@ import pandas as pd
 from pages import fill, markdown
 from runs import RESULTS, Run, collect, members, runs_of
 from scipy.stats import binomtest, ttest_1samp
-from tables import difference_cell, differences, interval, measure
+from tables import as_text, difference_cell, differences, interval, measure
 
 Groups = Mapping[str, Sequence[Run]]  # variant of the comparison `what-for` -> its runs
 PAGE = RESULTS.parent / "what_for.md"
@@ -77,6 +77,19 @@ def tested(name: str, numbers: pd.DataFrame) -> pd.Series:
     """Without the change minus the recipe, by seed, of the measure that is tested."""
     pair = PAIRS[name]
     return differences(numbers, pair.without, pair.recipe, pair.tested)
+
+
+def at_evaluations(name: str, groups: Groups) -> str:
+    """The compute that is tested, counted to the first evaluation at or above the rate: where evaluations are rare, a
+    line between two of them says more than was measured."""
+    pair = PAIRS[name]
+    known = {
+        variant: {run.seed: run.points[pair.tested][run.rates >= pair.rate] for run in groups[variant]}
+        for variant in (pair.recipe, pair.without)
+    }
+    reached = {variant: {seed: C[0] for seed, C in runs.items() if C.size} for variant, runs in known.items()}
+    apart = np.log(pd.Series(reached[pair.without]) / pd.Series(reached[pair.recipe])).dropna()
+    return f"{as_text(interval(apart), pair.tested)} ({len(apart)} pairs)"
 
 
 def holm(p: Sequence[float]) -> np.ndarray:
@@ -149,6 +162,8 @@ def make(name: str, seeds: int, output: Path) -> int:
     numbers = measured(pair, groups)
     for title, text in row(name, groups, numbers).items():
         print(f"{title:<16}{text}")
+    if pair.tested != "end":
+        print(f"at evaluations  {at_evaluations(name, groups)}")
     ablate.draw(groups, "tokens" if pair.tested == "end" else pair.tested, output / f"{name}.png")
     print(f"picture         {output / name}.png")
     _, low, high = interval(tested(name, numbers))

@@ -52,6 +52,17 @@ def test_a_row_by_hand():
     assert cells["end"].startswith("-0.100 [-0.100, -0.100]") and cells["tokens"].startswith("+0 % [+0, +0]")
 
 
+def test_compute_at_evaluations_by_hand():
+    """The clip's pair to .25: the recipe's first evaluation above it is that at 100 tokens, the other's at 200 and, of
+    the second seed, never. A line between evaluations would have said 62.5 and 175."""
+    pair = PAIRS["clip"]
+    groups = {
+        pair.recipe: [example(pair.recipe, seed, [0.1, 0.2, 0.4]) for seed in (0, 1)],
+        pair.without: [example(pair.without, 0, [0.1, 0.1, 0.1, 0.2, 0.3]), example(pair.without, 1, [0.1, 0.1])],
+    }
+    assert what_for.at_evaluations("clip", groups) == "+100 % (1 pairs)"
+
+
 def test_ceilings_by_hand():
     """All three runs find it, and none of three: the exact interval of 3 in 3 begins at .025^(1/3) = .292. The law's
     curve with R0 = .1, A = .8, B = 2 and C_mid = 300 is at .240 after 150 tokens and at .3154 after 200, so .25 lies at
