@@ -318,6 +318,5 @@ def load_state(run: Run, checkpoint: Path, state: Record) -> None:
         raise UsageError(f"--resume: {error} Give --pass_rate_threshold as before.") from error
     run.prompts.load_state_dict(state["prompts"])
     run.progress.load_state_dict(state)
-    run.progress.compute = {name: float(state["compute"][name]) for name in state["compute"]}
-    for name in LOGS:
-        int(state["logs"][name])
+    run.progress.compute = dict(state["compute"])
+    sum([*state["compute"].values(), *(state["logs"][name] for name in LOGS)])  # raises for what is no number

@@ -216,9 +216,11 @@ def test_twenty_kills(tmp_path):
 DRIVER = """
     import os, signal, sys
     sys.path.insert(0, {root!r})
-    import pipeline_rl, train
+    import train
     from runtime.evaluation import Evaluator
     from runtime.folder import Folder
+    from runtime.generator import Generator
+    from runtime.trainer import Trainer
 
     def send(place):
         print("signal in", place, flush=True)
@@ -239,7 +241,7 @@ DRIVER = """
     if __name__ == "__main__":
         wrap(*{{
             "generation": (Generator, "take", 2, lambda self, count: self.pacer.outstanding > 0),
-            "update": (train.Trainer, "update", 3, lambda self, version: version == 2),
+            "update": (Trainer, "update", 3, lambda self, version: version == 2),
             "evaluation": (Evaluator, "_result", 2, lambda self, check, rng: not check.future.done()),
             "save": (Folder, "finish_checkpoint", 1, lambda self, temporary, *_: any(temporary.iterdir())),
         }}[{moment!r}])
