@@ -1,35 +1,23 @@
-"""Fit pass rate against compute with a sigmoid, and compare runs by their ceilings.
+"""Eq. 1 fitted as `forecast.py` needs it: thousands of times a second, and with the noise that real evaluations have.
 
-PROBLEM. The recipe that wins early in a run may lose later, and there is rarely a budget to compare recipes late.
-IDEA. The pass rate on held-out prompts follows a sigmoid in compute, so the early part of a run predicts the rest
-(Khatri et al. 2025, ScaleRL, arXiv 2510.13786, Eq. 1):
+`fit_sigmoid.py` is the lesson on this law. It searches all four numbers from several starts, and takes the errors of
+neighboring evaluations for independent. Here two numbers are searched, and correlated errors widen the intervals.
 
-    R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)
+    R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)                          arXiv 2510.13786, Eq. 1
 
-    C      compute, in any unit               R0  pass rate before RL      A  ceiling (asymptotic pass rate)
-    C_mid  compute at half of the gain A - R0                              B  efficiency: the exponent, how steep
-
-WHY A SIGMOID. Suppose each problem is learned at a compute of its own, and that the logarithms of these computes follow
-a logistic distribution with median log C_mid and scale 1/B. Then the share learned by C is s = 1 / (1 + (C_mid / C)^B).
-So Eq. 1 is a distribution function: it says how soon problems are learned. Unlearned problems pass at R0, learned ones
-at A: R = (1 - s) R0 + s A.
-
-1. THE LAW. `sigmoid`, the equation above.
-2. LEAST SQUARES. `plain_fit` is the bare fit, from a start that may mislead, without weights or errors. Read it first.
-3. THE CLOSED FORM. For a given share s(C), R = (1 - s) R0 + s A is linear in R0 and A. So for each shape (B, C_mid) six
-   sums give the best R0 and A, their Q = sum_i w_i (R_i - R(C_i))^2, and the ellipse of all R0 and A that fit almost as
-   well (`solve`). Here w_i = 1 / `variance`: exact points count more. Only B and C_mid are searched, on a grid that
-   closes in (`scan`), so no starting point is needed.
-4. THE NOISE. The dispersion says how many times that variance the points have around their curve (`dispersion_of`).
-5. THE INTERVALS. Every curve with Q <= least Q + DOUBT * dispersion * t^2 fits almost as well as the best one; t is
+1. THE CLOSED FORM. With s = 1 / (1 + (C_mid / C)^B), the part of the gain made by C, R = (1 - s) R0 + s A is linear in
+   R0 and A. So for each shape (B, C_mid) six sums give the best R0 and A, their Q = sum_i w_i (R_i - R(C_i))^2, and the
+   ellipse of all R0 and A that fit almost as well (`solve`). Here w_i = 1 / `variance`: exact points count more. Only B
+   and C_mid are searched, on a grid that closes in (`scan`), so no starting point is needed.
+2. THE NOISE. The dispersion says how many times that variance the points have around their curve (`dispersion_of`).
+3. THE INTERVALS. Every curve with Q <= least Q + DOUBT * dispersion * t^2 fits almost as well as the best one; t is
    Student's 97.5% quantile. An interval holds the values that these curves have (`profile`). DOUBT = 2 is a safety
    margin that was chosen, not derived: it stands for whatever the equation does not describe.
-6. THE FIT. `fit` does all of this. A is identifiable if its interval, before it is clipped to 1, is at most 0.1 wide
+4. THE FIT. `fit` does all of this. A is identifiable if its interval, before it is clipped to 1, is at most 0.1 wide
    and at most half of the gain, and the first point lies below C_mid. Otherwise `reason` says why not.
-7. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.
-8. A RUN. `load` reads the `eval.jsonl` of a run. (`tools/` reads the logs of other frameworks.)
-9. REPORT, picture and command line: python fit_sigmoid.py runs/a runs/b --plot both.png
-   Folders seed-0, seed-1 below one parent are the seeds of one variant, and are drawn as their mean.
+5. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.
+6. A RUN. `load` reads the `eval.jsonl` of a run. (`read_logs.py` reads the logs of other frameworks.)
+7. REPORT, and the picture of several variants, each of one run or of the mean of its seeds.
 
 All of this takes Eq. 1 for the truth. `forecast.py` asks what else the same points allow, and is less often sure. It
 also asks whether the run rises at all, and whether it falls.
@@ -38,20 +26,16 @@ CHOICES. (i) No point is left out. The paper leaves out the first 1,500 GPU-hour
 the points below .6 C_mid, this fit is sure of a wrong ceiling for that run. (ii) The point at C = 0 is fitted like any.
 
 >>> C, R = [0, 1, 2, 4, 8, 16, 32, 64], [0.250, 0.275, 0.317, 0.405, 0.505, 0.566, 0.589, 0.597]
->>> [round(v, 2) for v in plain_fit(C, R)]  # R0, A, B, C_mid
-[0.25, 0.6, 1.75, 4.57]
 >>> f = fit(C, R, n_samples=16_000)
 >>> print(f"A {f.A:.3f}, 95% from {f.A_interval[0]:.3f} to {f.A_interval[1]:.3f}")
 A 0.601, 95% from 0.590 to 0.612
 
-Symbols: N points, G curves (shapes); s the share of the gain, r = 1 - s. Where a function takes `share`, it is Eq. 1's
-unless forecast.py passes another.
+Symbols: N points, G curves (shapes); s the part of the gain that is made, r = 1 - s. A `tail` is the function that
+gives s: Eq. 1's unless forecast.py passes another.
 """
 
-import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, nan
@@ -60,51 +44,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import least_squares
 from scipy.special import expit, stdtrit
 
-DOUBT = 2.0  # step 5
+DOUBT = 2.0  # step 3
 B_RANGE = (0.1, 20.0)  # an interval that touches an end is open
 A_SLACK = 1.25  # A is searched up to here and reported up to 1: near the top a curve with A <= 1 may be too slow
 MIN_SD = 1e-4  # no evaluation is more exact: residuals below it are rounding, which must not decide anything
-MAX_WIDTH = 0.1  # step 6: five times the paper's 0.02
+MAX_WIDTH = 0.1  # step 4: five times the paper's 0.02
 BLOCK = 8192  # numbers: arrays of so many stay in the cache
 PRIOR_DOF = 4.0  # counts as 4 residuals of dispersion 1, where n is known: few real ones say little
 UNITS = {"device_hours": "device-hours", "tokens": "sampled tokens", "flops": "FLOPs", "step": "steps"}
 Array = np.ndarray
 Interval = tuple[float, float]
-Share = Callable[[Array], Array]  # share of the gain at u = B log(C / C_mid); of Eq. 1: expit(u)
+Tail = Callable[[Array], Array]  # the part of the gain made at u = B log(C / C_mid); of Eq. 1: expit(u)
 
 
-# --------------------------------------------------------------------------------- 1. The law, and 2. least squares
-def sigmoid(C: ArrayLike, R0: ArrayLike, A: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> Array:
-    """R(C) of arXiv 2510.13786, Eq. 1, for compute C >= 0. Arguments broadcast. Exactly R0 at C = 0."""
-    with np.errstate(divide="ignore"):  # log 0 = -inf gives a share of 0, as it should
-        u = B * (np.log(np.asarray(C, dtype=float)) - np.log(C_mid))
-    # s = 1 / (1 + (C_mid / C)^B) = expit(B (log C - log C_mid)), which never overflows
-    s = expit(u)
-    return R0 + (np.asarray(A) - R0) * s
-
-
-def plain_fit(C: ArrayLike, R: ArrayLike) -> tuple[float, float, float, float]:
-    """(R0, A, B, C_mid) by least squares, from a single start. `fit` also says how sure they are."""
-    C = np.asarray(C, dtype=float)
-    R = np.asarray(R, dtype=float)
-
-    def residuals(x: Array) -> Array:
-        R0, A, log_B, log_C_mid = x
-        return sigmoid(C, R0, A, np.exp(log_B), np.exp(log_C_mid)) - R
-
-    least_B, most_B = B_RANGE
-    lower = [0.0, 0.0, math.log(least_B), -50.0]
-    upper = [1.0, 1.0, math.log(most_B), 99.0]
-    start = [R.min(), R.max(), 0.0, math.log(np.median(C[C > 0]))]
-    result = least_squares(residuals, start, bounds=(lower, upper), x_scale=[0.1, 0.1, 1, 1])
-    R0, A, log_B, log_C_mid = result.x.tolist()
-    return R0, A, math.exp(log_B), math.exp(log_C_mid)
-
-
-# ------------------------------------------------------------------------------------------- 3. The closed form
+# ------------------------------------------------------------------------------------------- 1. The closed form
 class Data(NamedTuple):
     """What is fitted: Q = sum_i w_i (R_i - R(C_i))^2, within a box."""
 
@@ -125,49 +80,48 @@ class Curves(NamedTuple):
     Q: Array
     V: Array  # (3, G) the elements 00, 01, 11 of V
 
-    def ends(self, s: ArrayLike, limit: float) -> Interval:
-        """Least and greatest rate r R0 + s A over all curves with Q <= limit; s is (G,), or 0 for R0 and 1 for A."""
+    def ends(self, s: ArrayLike, largest_Q: float) -> Interval:
+        """Least and greatest rate r R0 + s A of all curves with Q <= largest_Q; s is (G,), or 0 for R0 and 1 for A."""
         s = np.asarray(s)
         r = 1 - s
         rate = r * self.R0 + s * self.A
-        # d' V^-1 d <= limit - Q allows r dR0 + s dA up to sqrt((limit - Q) (r, s) V (r, s)').
+        # d' V^-1 d <= largest_Q - Q allows r dR0 + s dA up to sqrt((largest_Q - Q) (r, s) V (r, s)').
         V00, V01, V11 = self.V
         spread = r * r * V00 + 2 * r * s * V01 + s * s * V11
-        reach = np.sqrt(np.maximum(limit - self.Q, 0) * np.maximum(spread, 0))
+        reach = np.sqrt(np.maximum(largest_Q - self.Q, 0) * np.maximum(spread, 0))
         low = float(np.min(rate - reach))
         high = float(np.max(rate + reach))
         return low, high
 
 
-def shares(C: Array, log_B: ArrayLike, log_C_mid: ArrayLike, share: Share = expit) -> Array:
-    """Share of the gain (N, ...) at compute C (N,) for shapes (...,)."""
+def gained(C: Array, log_B: ArrayLike, log_C_mid: ArrayLike, tail: Tail = expit) -> Array:
+    """The part of the gain made, (N, ...), at compute C (N,) for shapes (...,)."""
     with np.errstate(divide="ignore"):
         u = np.exp(log_B) * np.subtract.outer(np.log(C), log_C_mid)  # B log(C / C_mid)
-    return share(u)
+    return tail(u)
 
 
-def rates_of_first(curves: Curves | None, C: ArrayLike, share: Share = expit) -> Array:
+def rates_of_first(curves: Curves | None, C: ArrayLike, tail: Tail = expit) -> Array:
     """Pass rates of the first of the curves at compute C, any shape, at most 1; NaN without a curve."""
     if curves is None:
         return np.full(np.shape(C), nan)
     flat = np.ravel(np.asarray(C, dtype=float))
-    s = shares(flat, curves.log_B[0], curves.log_C_mid[0], share)
+    s = gained(flat, curves.log_B[0], curves.log_C_mid[0], tail)
     R = (1 - s) * curves.R0[0] + s * curves.A[0]
     return np.minimum(R, 1.0).reshape(np.shape(C))
 
 
-def solve(data: Data, log_B: Array, log_C_mid: Array, share: Share = expit) -> Curves:
+def solve(data: Data, log_B: Array, log_C_mid: Array, tail: Tail = expit) -> Curves:
     """The best R0 and A for each shape (G,), if the data rise: weighted regression of R on r = 1 - s and s."""
     C, R, w, box = data
-    R0_low, R0_high = box[0]
-    A_low, A_high = box[1]
+    (R0_low, R0_high), (A_low, A_high) = box[:2]
 
     # Q = sum w (R - r R0 - s A)^2 depends on the data through six sums, (G,) each but for RR, a number. Arrays of BLOCK
     # numbers stay in the cache.
     blocks = math.ceil(C.size * log_B.size / BLOCK)
     sums = []
     for block in np.array_split(np.array([log_B, log_C_mid]), blocks, axis=1):
-        s = shares(C, block[0], block[1], share)  # (N, g)
+        s = gained(C, block[0], block[1], tail)  # (N, g)
         sums.append([w @ s, w @ (s * s), (w * R) @ s])
     s_sum, ss, sR = np.concatenate(sums, axis=1)
     rs = s_sum - ss
@@ -175,50 +129,51 @@ def solve(data: Data, log_B: Array, log_C_mid: Array, share: Share = expit) -> C
     rR = w @ R - sR
     RR = w @ (R * R)
 
-    # A fixed value gets a huge weight; else a tiny one keeps det above 0.
-    huge = 1e9 * w.sum()
+    # The best pair: normal equations [rr rs; rs ss] (R0, A) = (rR, sR), for A by Cramer's rule. Where all points have
+    # s = 0, or all s = 1, they say nothing of A or R0; a tiny weight keeps the determinant above 0.
     tiny = 1e-12 * w.sum()
-    R0_weight = huge if R0_low == R0_high else tiny
-    A_weight = huge if A_low == A_high else tiny
+    rr_safe = rr + tiny
+    ss_safe = ss + tiny
+    det = rr_safe * ss_safe - rs * rs
+    A = (rr_safe * sR - rs * rR) / det
 
-    # The normal equations [rr rs; rs ss] (R0, A) = (rR, sR), by Cramer's rule for A.
-    rr_all = rr + R0_weight
-    ss_all = ss + A_weight
-    det = rr_all * ss_all - rs * rs
-    A = (rr_all * (sR + A_weight * A_low) - rs * (rR + R0_weight * R0_low)) / det
-
-    # If one lies on an edge of its box, the other is solved again for it. No curve falls, R0 <= A; where
-    # the data fall, a better pair may be left out.
+    # The box: A is moved into it, then R0 is the best for this A, then A is the best for this R0. A fixed value has a
+    # box of one point. No curve falls, R0 <= A; where the data fall, a better pair may be left out.
     A = np.clip(A, A_low, A_high)
-    R0 = (rR - rs * A) / np.maximum(rr, R0_weight)
+    R0 = (rR - rs * A) / np.maximum(rr, tiny)
     R0 = np.clip(R0, R0_low, np.clip(A, R0_low, R0_high))
-    A = (sR - rs * R0) / np.maximum(ss, A_weight)
+    A = (sR - rs * R0) / np.maximum(ss, tiny)
     A = np.clip(A, np.maximum(A_low, R0), A_high)
-
     Q = RR - 2 * R0 * rR - 2 * A * sR + R0 * R0 * rr + 2 * R0 * A * rs + A * A * ss
-    V = np.array([ss_all, -rs, rr_all]) / det  # the inverse of the matrix above
-    return Curves(log_B, log_C_mid, R0, A, np.maximum(Q, 0), V)
+
+    # V is the inverse of the matrix above. A fixed value has no spread, and the other one is left with its own.
+    none = np.zeros_like(det)
+    if R0_low == R0_high:
+        V = [none, none, none if A_low == A_high else 1 / ss_safe]
+    elif A_low == A_high:
+        V = [1 / rr_safe, none, none]
+    else:
+        V = [ss_safe / det, -rs / det, rr_safe / det]
+    return Curves(log_B, log_C_mid, R0, A, np.maximum(Q, 0), np.array(V))
 
 
-def scan(data: Data, limit: float | None = None, share: Share = expit) -> Curves:
-    """The curves with Q <= limit, or without a limit the best one, on a grid that closes in on them."""
-    searched = data.box[2:].tolist()  # the ends of log B and of log C_mid
+def scan(data: Data, largest_Q: float | None = None, tail: Tail = expit) -> Curves:
+    """The curves with Q <= largest_Q, or without it the best one, on a grid that closes in on them."""
+    searched = data.box[2:]  # the ends of log B and of log C_mid
     spans = searched
-    rounds, size = (12, 31) if limit is None else (4, 61)
+    rounds, size = (12, 31) if largest_Q is None else (4, 61)
     for _ in range(rounds):
         axes = [np.linspace(low, high, size) for low, high in spans]
         log_B, log_C_mid = np.meshgrid(*axes, indexing="ij")
-        curves = solve(data, log_B.ravel(), log_C_mid.ravel(), share)
-
+        curves = solve(data, log_B.ravel(), log_C_mid.ravel(), tail)
         least = curves.Q.min()
-        keep = curves.Q <= (least if limit is None else max(limit, least))
+        keep = curves.Q <= (least if largest_Q is None else max(largest_Q, least))
         # The next grid spans what is kept and three steps around it: the valley of Q is narrow and slanted.
-        spans = []
-        for values, axis, (low, high) in zip(curves[:2], axes, searched, strict=True):
+        around = []
+        for values, axis in zip(curves[:2], axes, strict=True):
             room = 3 * (axis[1] - axis[0])
-            low = max(values[keep].min() - room, low)
-            high = min(values[keep].max() + room, high)
-            spans.append([low, high])
+            around.append([values[keep].min() - room, values[keep].max() + room])
+        spans = np.clip(around, searched[:, :1], searched[:, 1:])
     return Curves(*(values[..., keep] for values in curves))
 
 
@@ -267,7 +222,7 @@ def usable(C: ArrayLike, R: ArrayLike, n: ArrayLike | None) -> tuple:
     return C, R, None if np.isinf(n).all() else n
 
 
-# ------------------------------------------------------------------------------ 4. The noise, and 5. the intervals
+# ------------------------------------------------------------------------------ 2. The noise, and 3. the intervals
 def variance(p: ArrayLike, n: ArrayLike | None) -> Array:
     """Variance of a point at dispersion 1: p (1 - p) / n, with one success and one failure added so that it is never 0.
     Without n it is 1, and the dispersion is the variance itself."""
@@ -306,10 +261,10 @@ def dispersion_of(C: Array, z: Array, w: Array, dof: float, n_known: bool) -> fl
     return float(max(estimate, 1.0, exact))
 
 
-def profile(data: Data, limit: float) -> tuple[Interval, Interval, Interval]:
-    """What A, B and C_mid may be: their least and greatest values over all curves of Eq. 1 with Q <= limit."""
-    curves = scan(data, limit)
-    A_ends = curves.ends(1.0, limit)
+def profile(data: Data, largest_Q: float) -> tuple[Interval, Interval, Interval]:
+    """What A, B and C_mid may be: their least and greatest values over all curves of Eq. 1 with Q <= largest_Q."""
+    curves = scan(data, largest_Q)
+    A_ends = curves.ends(1.0, largest_Q)
     B_ends = extent(curves.log_B, data.box[2])
     C_mid_ends = extent(curves.log_C_mid, data.box[3])
     return A_ends, B_ends, C_mid_ends
@@ -324,7 +279,7 @@ def extent(logs: Array, searched: Array) -> Interval:
     return 0.0 if is_open_below else math.exp(low), inf if is_open_above else math.exp(high)
 
 
-# ---------------------------------------------------------------------------------------------------- 6. The fit
+# ---------------------------------------------------------------------------------------------------- 4. The fit
 @dataclass(frozen=True, eq=False, repr=False)
 class SigmoidFit:
     """Eq. 1 through the points of a run, in the data's unit of compute. NaN, and intervals that exclude nothing, where
@@ -356,7 +311,7 @@ class SigmoidFit:
 
     @property
     def margin(self) -> float:
-        """By how much Q may exceed the least one: step 5."""
+        """By how much Q may exceed the least one: step 3."""
         return DOUBT * self.dispersion * self.t**2
 
     def predict(self, C: ArrayLike) -> Array:
@@ -364,13 +319,13 @@ class SigmoidFit:
         return rates_of_first(self.curve, C)
 
     def interval(self, C: Array) -> Array:
-        """Low and high end (2, K) of the curve's 95% interval at compute `C` (K,): step 5; NaN as in `predict`."""
+        """Low and high end (2, K) of the curve's 95% interval at compute `C` (K,): step 3; NaN as in `predict`."""
         if self.curve is None:
             return np.full((2, len(C)), nan)
-        limit = float(self.curve.Q[0]) + self.margin
-        curves = scan(self.data, limit)
-        s = shares(C, curves.log_B, curves.log_C_mid)  # (K, G)
-        ends = [curves.ends(of_all, limit) for of_all in s]
+        largest_Q = float(self.curve.Q[0]) + self.margin
+        curves = scan(self.data, largest_Q)
+        s = gained(C, curves.log_B, curves.log_C_mid)  # (K, G)
+        ends = [curves.ends(of_all, largest_Q) for of_all in s]
         return np.clip(ends, 0, 1).T
 
 
@@ -426,10 +381,10 @@ def best_fit(C: ArrayLike, R: ArrayLike, n_samples: ArrayLike | None, R0: float 
     )
 
 
-def with_noise(f: SigmoidFit, best: Curves, share: Share = expit) -> tuple[SigmoidFit, Array]:
+def with_noise(f: SigmoidFit, best: Curves, tail: Tail = expit) -> tuple[SigmoidFit, Array]:
     """The fit with the noise around the `best` curve, of Eq. 1 or another form; and the standardized residuals (N,)."""
     w = f.data.w
-    z = np.sqrt(w) * (f.R - rates_of_first(best, f.C, share))
+    z = np.sqrt(w) * (f.R - rates_of_first(best, f.C, tail))
     return replace(f, dispersion=dispersion_of(f.C, z, w, f.dof, f.n is not None)), z
 
 
@@ -456,7 +411,7 @@ def with_ceiling(f: SigmoidFit, low: float, high: float) -> SigmoidFit:
     return replace(f, reason=reason)
 
 
-# ------------------------------------------------------------------------------------------------- 7. Comparison
+# ------------------------------------------------------------------------------------------------- 5. Comparison
 class Comparison(NamedTuple):
     """`refits` share the ceiling `shared_A`, where ceilings agree."""
 
@@ -509,7 +464,7 @@ def overlaps(intervals: Sequence[Interval], best: int) -> bool:
     return len(reaching) > 1
 
 
-# ------------------------------------------------------------------------------------------------------ 8. A run
+# ------------------------------------------------------------------------------------------------------ 6. A run
 def load(source: str | Path | Sequence[Mapping], x: str = "") -> tuple:
     """Read an `eval.jsonl`, its folder, or such records: -> name of x, C (N,), R (N,), n (N,) samples a point, or None
     if a row has none.
@@ -524,7 +479,7 @@ def load(source: str | Path | Sequence[Mapping], x: str = "") -> tuple:
         x = "tokens" if devices == {"cpu"} else "device_hours"
     missing = [name for name in (x, "pass_rate") if not any(name in row for row in rows)]
     if missing:
-        raise ValueError(f"none of the {len(rows)} rows has {' or '.join(missing)}; tools/ reads other columns")
+        raise ValueError(f"none of the {len(rows)} rows has {' or '.join(missing)}; read_logs.py reads other columns")
 
     def column(name: str) -> Array:
         values = [row.get(name) for row in rows]
@@ -563,11 +518,11 @@ def span(pair: Sequence[float], digits: int | None = None) -> str:
     return f"[{low}, {high}]"
 
 
-# ------------------------------------------------------------------------------- 9. Report, picture, command line
+# ------------------------------------------------------------------------------------------- 7. Report, picture
 def format_fit(f: SigmoidFit, name: str, x: str) -> list[str]:
     """The lines that a person reads, of a fit that has a curve."""
     verdict = "identifiable" if f.identifiable else "not identifiable"
-    limit = " at its limit: one jump, which noise may make" if f.B > 0.99 * B_RANGE[1] else ""
+    jump = " at its limit: one jump, which noise may make" if f.B > 0.99 * B_RANGE[1] else ""
     lines = [
         f"{name}: {f.C.size} points up to {short(f.C[-1])} {UNITS.get(x, x)}, {f.C[-1] / f.C_mid:.1f} C_mid",
         f"A     ceiling         {f.A:.3f}  {span(f.A_interval, 3)} {verdict}",
@@ -575,7 +530,7 @@ def format_fit(f: SigmoidFit, name: str, x: str) -> list[str]:
     if f.reason:
         lines.append(f"{'':22}{f.reason}")
     lines += [
-        f"B     efficiency      {f.B:.2f}   {span(f.B_interval)}{limit}",
+        f"B     efficiency      {f.B:.2f}   {span(f.B_interval)}{jump}",
         f"C_mid half the gain   {short(f.C_mid)}   {span(f.C_mid_interval)}",
         f"R0    before RL       {f.R0:.3f}",
     ]
@@ -631,44 +586,3 @@ def plot_fits(variants: Mapping[str, Sequence[SigmoidFit]], x: str, path: str | 
 
 # Errors that a bad file may raise.
 ERRORS = (ImportError, OSError, ValueError, TypeError, AttributeError, RecursionError, OverflowError)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code, 2 for bad input."""
-    parser = argparse.ArgumentParser(description="Fit pass rate against compute (arXiv 2510.13786, Eq. 1).")
-    parser.add_argument("files", nargs="+", help="eval.jsonl of a run, or its folder; several runs are compared")
-    parser.add_argument("--x", default="", metavar="COLUMN", help="compute; by default tokens or device_hours")
-    parser.add_argument(
-        "--plot", metavar="PNG", help="draw all runs over each other, the seeds of a variant as their mean"
-    )
-    args = parser.parse_args(argv)
-    x = args.x
-    place = ""
-    fits = {}
-    variants: dict[str, list[SigmoidFit]] = {}
-    try:
-        for place in args.files:
-            x, C, R, n = load(place, x)  # the others are read as the first one
-            name = place.removesuffix("/eval.jsonl")
-            fits[name] = fit(C, R, n_samples=n)
-            if fits[name].curve is None:
-                raise ValueError(fits[name].reason)
-            folder = Path(name)
-            variant = folder.parent if folder.name.startswith("seed-") else folder
-            variants.setdefault(str(variant), []).append(fits[name])
-        for name, f in fits.items():
-            print("\n".join(format_fit(f, name, x)) + "\n")
-        if len(fits) > 1:
-            print(compare(*fits.values(), names=list(fits)).verdict)
-        print("All this if Eq. 1 is true; forecast.py asks what other curves allow.")
-        if args.plot:
-            place = args.plot
-            plot_fits(variants, x, place)
-    except ERRORS as error:
-        print(f"fit_sigmoid.py: {place}: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Forecast the pass rate at more compute from the early part of a run, and say how sure that is.
 
-PROBLEM. `fit_sigmoid.py` takes Eq. 1 for the truth. Other curves fit the same early points as well and end elsewhere.
+PROBLEM. `curves.py`, like `fit_sigmoid.py`, takes Eq. 1 for the truth. Other curves fit as well and end elsewhere.
 IDEA. Fit several forms, keep every curve that is not excluded, and let the forecast be a band that holds them all.
 
 1. THE TAILS. Each problem is learned at a compute of its own. Nothing says that their logarithms are logistic. So
@@ -14,7 +14,7 @@ IDEA. Fit several forms, keep every curve that is not excluded, and let the fore
        Frechet        2^(-e^-u)          Gumbel: starts sharply         (C_mid/C)^B log 2, with a lower B: the latest
 
 2. THE BAND (`Forecast.interval`) spans three things:
-   - every curve of every form that fits almost as well as the best one (step 5 of fit_sigmoid.py);
+   - every curve of every form that fits almost as well as the best one (step 3 of curves.py);
    - beyond the data, every rate from no further gain to three times the gain that Eq. 1 expects from there to C. The
      data show how the early problems are learned, not the late ones. In the paper's run, cut at 20k to 50k GPU-hours,
      1.9 to 2.5 times as much came; in other runs less came, and any run may simply stop improving;
@@ -23,12 +23,12 @@ IDEA. Fit several forms, keep every curve that is not excluded, and let the fore
      the whole gain; the line does not.
    So a band is wide for noise, form (both in the first) and what remains (the other two). Only more compute makes what
    remains small.
-3. THE VERDICT is that of fit_sigmoid.py, but A's interval is the band at infinite compute. There is no band if there
+3. THE VERDICT is that of curves.py, but A's interval is the band at infinite compute. There is no band if there
    are too few points, or the run collapsed, falls, or does not rise beyond its noise. `reason` says so, as it does when
    a fixed R0 or A contradicts the data.
 4. ASK AGAIN. `ask_again` estimates the compute from which A will be identifiable.
-5. REPORT, picture and command line: python forecast.py runs/a --fit-until 0.5 --plot curve.png
-   `python forecast.py runs/a runs/b --plot both.png` forecasts each run and compares them.
+5. REPORT, picture and command line: python lab/law/forecast.py runs/a --fit-until 0.5 --plot curve.png
+   `python lab/law/forecast.py runs/a runs/b --plot both.png` forecasts each run and compares them.
 
 THE NUMBER. The forecast is the band, meant to hold 95 % of evaluations; how often it did: lab/results/public.md.
 Beside it stand three numbers: Eq. 1's, the best form's, and "it stays", the mean of the last two evaluations. On public
@@ -44,10 +44,11 @@ A 0.601, 95% from 0.588 to 0.656
 
 Ask `f.identifiable`, `f.reason`, `f.ask_again()`, `f.predict(C, f.form)`, `f.interval(C, noise=True)`.
 
-Symbols: N points, G curves (shapes), F forms, K computes that are asked for; s the share of the gain.
+Symbols: N points, G curves (shapes), F forms, K computes that are asked for; s the part of the gain made.
 """
 
 import argparse
+import json
 import math
 import sys
 from bisect import bisect_left
@@ -65,15 +66,15 @@ from curves import (
     Array,
     Curves,
     Interval,
-    Share,
     SigmoidFit,
+    Tail,
     best_fit,
     compare,
     format_fit,
+    gained,
     load,
     rates_of_first,
     scan,
-    shares,
     short,
     span,
     sums_per_C,
@@ -91,11 +92,12 @@ AHEAD = 3.0  # step 2: the line goes level at so many times the run's compute; b
 FLAT = 0.001  # step 3: below this p-value a run rises
 FALL = 4.0  # step 3: so many standard errors too low is a fall; by hand
 SAME = 0.01  # THE NUMBER: a forecast this near to "it stays" says no more; by hand
+KNOWN = {"graded": 0.8}  # ceilings that are known by construction: tasks/arithmetic.py
 MOST = 100  # points of a run that `ask_again` keeps; of more it makes half as many means
 
 # ---------------------------------------------------------------------------------------------------- 1. The tails
 EQ1 = "log-logistic"
-FORMS: dict[str, Share] = {  # the share at u
+FORMS: dict[str, Tail] = {  # the part of the gain made at u
     "Weibull": lambda u: -np.expm1(-math.log(2) * np.exp(np.minimum(u, 50))),
     "log-normal": lambda u: ndtr(u / 1.7),  # 1.7: nowhere .01 off the logistic
     EQ1: expit,
@@ -111,23 +113,18 @@ def forecast(
     A: float | None = None,
     n_samples: ArrayLike | None = None,
 ) -> "Forecast":
-    """Forecast from pass rates `R` (N,) at compute `C` (N,). Arguments and errors are those of `fit_sigmoid.fit`."""
+    """Forecast from pass rates `R` (N,) at compute `C` (N,). Arguments and errors are those of `curves.fit`."""
     fit = best_fit(C, R, n_samples, R0, A)
     if fit.curve is None:
         return Forecast(fit)
-    best = {EQ1: fit.curve}  # the first: it is taken where others fit as well
-    for form, share in FORMS.items():
-        if form != EQ1:
-            best[form] = scan(fit.data, share=share)
-    Q = {form: float(curve.Q[0]) for form, curve in best.items()}
-    form = min(Q, key=Q.__getitem__)
-    fit = with_reason(fit, best[form], FORMS[form])
-    if fit.curve is None:
-        return Forecast(fit)
-    # The likelihood of a curve is exp(-Q / (2 dispersion)), up to a constant.
-    likelihood = {name: math.exp((Q[form] - Q[name]) / 2 / fit.dispersion) for name in FORMS}
-    result = Forecast(fit, best, form, likelihood, limit=Q[form] + fit.margin)
-    return result if fit.reason else with_band(result)
+    f, z = fit_every_form(fit)
+    reason = collapses(f.fit) or falls(f.fit, z)
+    if is_flat(f):
+        return Forecast(without_numbers(f.fit, reason or as_it_is(f.fit)))
+    if reason:
+        return replace(f, fit=replace(f.fit, reason=reason))
+    f = replace(f, allowed=allowed_curves(f))
+    return replace(f, fit=verdict(f))
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +135,7 @@ class Forecast:
     best: Mapping[str, Curves] = field(default_factory=dict)  # form -> one curve; empty if nothing can be fitted
     form: str = EQ1  # that fits best
     likelihood: Mapping[str, float] = field(default_factory=dict)  # of each form's best curve, over that of `form`
-    limit: float = nan  # least Q of all forms, plus the fit's margin
+    largest_Q: float = nan  # that is not excluded: the least Q of all forms, plus the fit's margin
     allowed: Mapping[str, Curves] = field(default_factory=dict)  # form -> all curves that are not excluded
 
     @property
@@ -179,7 +176,7 @@ class Forecast:
         C = np.atleast_1d(np.asarray(C, dtype=float))
         if not self.allowed:
             return np.array([np.zeros(C.shape), np.ones(C.shape)])
-        low, high = band(self, C)
+        low, high = np.clip(band(self, C), 0, 1)
         if noise:
             fit = self.fit
             n = None if fit.n is None else np.median(fit.n)
@@ -202,27 +199,55 @@ class Forecast:
         return float(self.fit.C[-1]) * 1.1**k if k in powers else inf
 
 
-# ---------------------------------------------------------------------------------------------------- 2. The band
+# ------------------------------------------------------------------------------- 1. The tails, fitted; 2. the band
+def fit_every_form(fit: SigmoidFit) -> tuple[Forecast, Array]:
+    """The best curve of each form, beside the fit of Eq. 1, with the noise around the best of all; and the standardized
+    residuals (N,) from that one."""
+    best = {EQ1: fit.curve}  # the first: it is taken where others fit as well
+    for form, tail in FORMS.items():
+        if form != EQ1:
+            best[form] = scan(fit.data, tail=tail)
+    Q = {form: float(curve.Q[0]) for form, curve in best.items()}
+    form = min(Q, key=Q.__getitem__)
+    fit, z = with_noise(fit, best[form], FORMS[form])
+    # The likelihood of a curve is exp(-Q / (2 dispersion)), up to a constant.
+    likelihood = {name: math.exp((Q[form] - Q[name]) / 2 / fit.dispersion) for name in FORMS}
+    return Forecast(fit, best, form, likelihood, Q[form] + fit.margin), z
+
+
+def allowed_curves(f: Forecast) -> dict[str, Curves]:
+    """All curves that are not excluded, of each form that has one."""
+    allowed = {}
+    for form, curve in f.best.items():
+        if curve.Q[0] <= f.largest_Q:
+            allowed[form] = scan(f.fit.data, f.largest_Q, FORMS[form])
+    return allowed
+
+
 def band(f: Forecast, C: Array) -> tuple[Array, Array]:
-    """Low and high (K,) at compute C (K,): of all allowed curves of all forms, and beyond the data of what remains."""
+    """Low and high (K,) at compute C (K,), not yet clipped to [0, 1]. At C = inf they are those of the ceiling A."""
+    # All allowed curves of all forms.
     low = np.full(C.shape, inf)
     high = -low
     for form, curves in f.allowed.items():
         for k, compute in enumerate(C):
-            s = shares(compute[None], curves.log_B, curves.log_C_mid, FORMS[form])  # (1, G)
-            least, most = curves.ends(s[0], f.limit)
+            s = gained(compute[None], curves.log_B, curves.log_C_mid, FORMS[form])  # (1, G)
+            least, most = curves.ends(s[0], f.largest_Q)
             low[k] = min(low[k], least)
             high[k] = max(high[k], most)
 
-    # Beyond the data: from the rate that was reached, R, to R + REMAINS (R(C) - R), or to the line.
+    # Beyond the data, what remains: from the rate that was reached, R, to R + REMAINS (R(C) - R) of Eq. 1.
     last = f.fit.C[-1]
     reached = f.predict(last)
-    furthest = reached + REMAINS * (f.predict(C) - reached)
+    eq1 = f.best[EQ1]
+    s = gained(C, eq1.log_B[0], eq1.log_C_mid[0])
+    furthest = reached + REMAINS * ((1 - s) * eq1.R0[0] + s * eq1.A[0] - reached)
     beyond = last < C
     low = np.where(beyond, np.minimum(low, reached), low)
     high = np.where(beyond, np.maximum(high, furthest), high)
-    high = np.maximum(high, on_the_line(f.fit, C))
-    return np.clip(low, 0, 1), np.clip(high, 0, 1)
+
+    # And the line.
+    return low, np.maximum(high, on_the_line(f.fit, C))
 
 
 def on_the_line(fit: SigmoidFit, C: Array) -> Array:
@@ -241,14 +266,20 @@ def on_the_line(fit: SigmoidFit, C: Array) -> Array:
 
 
 # ------------------------------------------------------------------------------------------------ 3. The verdict
-def with_reason(fit: SigmoidFit, best: Curves, share: Share) -> SigmoidFit:
-    """The fit with the noise around the `best` curve; and with the reason why there is no band, if the run collapsed,
-    falls or does not rise. Without Eq. 1's numbers if it does not rise."""
-    fit, z = with_noise(fit, best, share)
-    reason = collapses(fit) or falls(fit, z)
-    if not is_flat(fit, float(best.Q[0])):
-        return replace(fit, reason=reason)
-    return replace(fit, reason=reason or as_it_is(fit), curve=None, R0=nan, A=nan, B=nan, C_mid=nan, rmse=nan)
+def verdict(f: Forecast) -> SigmoidFit:
+    """The fit with all intervals, A's being the band at infinite compute; and with the reason why that is too wide, if
+    it is."""
+    low, high = band(f, np.array([inf]))
+    fit, _ = with_intervals(f.fit)  # also where another form excludes Eq. 1
+    fit = with_ceiling(fit, float(low[0]), float(high[0]))
+    if contradicts(f):
+        fit = replace(fit, reason="the R0 or A that was fixed contradicts the data: no curve with it fits them")
+    return fit
+
+
+def without_numbers(fit: SigmoidFit, reason: str) -> SigmoidFit:
+    """The fit of a run that does not rise: no curve, and the reason."""
+    return replace(fit, reason=reason, curve=None, R0=nan, A=nan, B=nan, C_mid=nan, rmse=nan)
 
 
 def collapses(fit: SigmoidFit) -> str:
@@ -284,17 +315,18 @@ def falls(fit: SigmoidFit, z: Array) -> str:
     return f"the last {counts[-size:].sum()} points lie below the curve: the run falls, and nothing says where it ends"
 
 
-def is_flat(fit: SigmoidFit, Q: float) -> bool:
-    """Whether a flat line could have made this Q: an F test. A sigmoid has three numbers more than a flat line, but 2
-    degrees of freedom are what simulations gave."""
+def is_flat(f: Forecast) -> bool:
+    """Whether a flat line could have made the least Q: an F test. A sigmoid has three numbers more, but
+    2 degrees of freedom are what simulations gave."""
+    fit = f.fit
     if fit.fixed["A"] is not None:
         return False
     w = fit.data.w
     flat = fit.fixed["R0"]
     if flat is None:
         flat = w @ fit.R / w.sum()
-    gained = w @ (fit.R - flat) ** 2 - Q
-    F = max(gained, 0) / fit.dispersion / 2
+    drop = w @ (fit.R - flat) ** 2 - f.best[f.form].Q[0]
+    F = max(drop, 0) / fit.dispersion / 2
     return fdtrc(2, fit.dof, F) > FLAT
 
 
@@ -310,29 +342,6 @@ def as_it_is(fit: SigmoidFit) -> str:
         f"Its level is {level:.2f}; if it goes on as it is, an evaluation lies in {span((low, high), 2)} (about 90 %). "
         "Of 243 flat beginnings of public runs 75 rose by more than .05 later, 36 fell and 132 stayed"
     )
-
-
-def with_band(f: Forecast) -> Forecast:
-    """The forecast with its allowed curves and intervals, and with the reason why A's is too wide, if it is."""
-    data = f.fit.data
-    reached = float(f.predict(f.fit.C[-1]))
-    # The band at infinite compute, where a rate is A: of what remains, of the line, and of all allowed curves.
-    low = reached
-    high = reached + REMAINS * (float(f.best[EQ1].A[0]) - reached)
-    high = max(high, float(on_the_line(f.fit, np.array(inf))))
-    allowed = {}
-    for form, curve in f.best.items():
-        if curve.Q[0] <= f.limit:
-            allowed[form] = scan(data, f.limit, FORMS[form])
-            least, most = allowed[form].ends(1.0, f.limit)
-            low = min(low, least)
-            high = max(high, most)
-
-    fit, _ = with_intervals(f.fit)  # also where another form excludes Eq. 1
-    fit = with_ceiling(fit, low, high)
-    if contradicts(f):
-        fit = replace(fit, reason="the R0 or A that was fixed contradicts the data: no curve with it fits them")
-    return replace(f, fit=fit, allowed=allowed)
 
 
 def contradicts(f: Forecast) -> bool:
@@ -391,6 +400,7 @@ class CurveReport(NamedTuple):
     R: Array
     unseen: Array  # of bool
     forecast: Forecast
+    known: float | None = None  # the ceiling, where the task has one by construction
 
     @property
     def end(self) -> float:
@@ -410,7 +420,16 @@ def curve(
     unseen = C > until * (1 + 1e-12)
     seen = ~unseen
     f = forecast(C[seen], R[seen], n_samples=None if n is None else n[seen])
-    return CurveReport(name, x, C, R, unseen, f)
+    return CurveReport(name, x, C, R, unseen, f, known_ceiling(source))
+
+
+def known_ceiling(source: str | Path | Sequence[Mapping]) -> float | None:
+    """The ceiling of the task that a run was trained on; None where it is not known, or the source is no run's."""
+    if not isinstance(source, (str, Path)):
+        return None
+    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    config = folder / "config.json"
+    return KNOWN.get(json.loads(config.read_text()).get("dataset", "")) if config.is_file() else None
 
 
 def format_report(r: CurveReport, *predict_at: float) -> str:
@@ -430,27 +449,34 @@ def format_report(r: CurveReport, *predict_at: float) -> str:
     lines = format_fit(fit, r.name, r.x)
     others = ", ".join(f"{form} {p:.2g}" for form, p in f.likelihood.items() if p < 1)
     lines.append(f"tail                  {f.form}; likelihood of others: {others}")
-    ends = [r.end] if r.unseen.any() else []
-    for at in (*ends, *predict_at) or (2 * r.end,):
-        lines.append(format_prediction(r, at))
-        lines.append(f"{'':22}{f.numbers(at)}")
     if r.unseen.any():
-        low, high = f.interval(r.C[r.unseen], noise=True)
-        R = r.R[r.unseen]
-        inside = (low <= R) & (R <= high)
-        lines.append(f"unseen                {inside.sum()} of {R.size} evaluations inside")
+        lines += what_came(r)
+    if r.known is not None:
+        low, high = f.A_interval
+        holds = "holds" if low <= r.known <= high else "MISSES"
+        lines.append(f"the ceiling           {low:.3f} to {high:.3f} {holds} the known {r.known:.2f}")
+    for at in predict_at or (() if r.unseen.any() else (2 * r.end,)):
+        curve_ends = f.interval(at)[:, 0].tolist()
+        ends = f.interval(at, noise=True)[:, 0].tolist()
+        lines.append(f"at {short(at):<18} an evaluation {span(ends, 3)}, the curve {span(curve_ends, 3)}")
+        lines.append(f"{'':22}{f.numbers(at)}")
     return "\n".join(lines)
 
 
-def format_prediction(r: CurveReport, at: float) -> str:
-    """The bands at compute `at`, beside what was measured there."""
+def what_came(r: CurveReport) -> list[str]:
+    """The forecast of a run's end, beside what was measured there and on the way."""
     f = r.forecast
-    curve_ends = f.interval(at)[:, 0].tolist()
-    low, high = f.interval(at, noise=True)[:, 0].tolist()
-    line = f"at {short(at):<18} an evaluation {span((low, high), 3)}, the curve {span(curve_ends, 3)}"
-    for R in r.R[at == r.C]:
-        line += f"; measured {R:.3f}, {'inside' if low <= R <= high else 'OUTSIDE'}"
-    return line
+    low, high = f.interval(r.C, noise=True)  # (N,)
+    inside = (low <= r.R) & (r.R <= high)
+    later = r.unseen & np.isfinite(r.R)
+    end = np.flatnonzero(r.C == r.end)[-1]
+    verdict = "inside" if inside[end] else "OUTSIDE"
+    return [
+        f"the end, forecast     {low[end]:.3f} to {high[end]:.3f} in 95 % of cases; the curve "
+        + span(f.interval(r.end)[:, 0].tolist(), 3),
+        f"{'':22}{f.numbers(r.end)}",
+        f"the end, measured     {r.R[end]:.3f}, {verdict}; of {later.sum()} evaluations {inside[later].sum()} inside",
+    ]
 
 
 def plot_curves(rows: Sequence[Sequence[CurveReport]], path: str | Path) -> None:
