@@ -309,7 +309,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if len(axes) > 1:
             raise ValueError(f"files of different compute do not compare: {', '.join(axes)}; name one with --x")
     except ERRORS as error:
-        print(f"fit.py: {place}: {error}", file=sys.stderr)
+        print(f"read_logs.py: {place}: {error}", file=sys.stderr)
         return 2
     return forecast.main([*sources, "--x", x, *others], sources)
 

@@ -1,8 +1,9 @@
 """Runs made by hand, as lab/evidence/runs.py reads them."""
 
 import numpy as np
-from curves import sigmoid
 from runs import NUMBERS, Run
+
+from fit_sigmoid import sigmoid
 
 
 def example(variant="base", seed=0, rates=None, A=0.8, n=16, every=50.0, comparison="one", flags="", **columns):

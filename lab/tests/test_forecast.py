@@ -561,13 +561,13 @@ def test_rounding_decides_nothing(shape, n_samples):
 
 FIT_THREE = """
 import json, numpy as np
-from curves import sigmoid
 from forecast import forecast
 
 C = np.linspace(0, 1.0, 16)
 rows = []
 for seed, C_mid in enumerate((0.3, 0.6, 1.2)):
-    R = np.random.default_rng(seed).binomial(1024, sigmoid(C, .04, .8, 2.6, C_mid)) / 1024
+    p = .04 + .76 / (1 + (C_mid / np.maximum(C, 1e-9)) ** 2.6)
+    R = np.random.default_rng(seed).binomial(1024, p) / 1024
     f = forecast(C, R, n_samples=1024)
     g = f.fit
     pairs = [g.A_interval, g.B_interval, g.C_mid_interval, f.interval(2.0)[:, 0]]

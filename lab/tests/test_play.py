@@ -17,13 +17,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from curves import sigmoid
 from forecast import forecast
 from test_read_logs import READ, ROWS, STEPS, C, R, lines
 from test_read_logs import csv as csv_of
 
 import losses
 import pipeline_rl
+from fit_sigmoid import sigmoid
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "lab" / "law" / "play.html"
@@ -221,12 +221,12 @@ def test_the_constants_are_those_of_the_law():
     assert outputs == json.loads(json.dumps(expected))
 
 
-def test_the_fit_is_that_of_fit_sigmoid():
+def test_the_fit_is_that_of_curves():
     assert len(compare_fits([*real_curves(), *simulated_curves(44)][3:100:24])) == 5
 
 
 @pytest.mark.medium
-def test_the_fit_is_that_of_fit_sigmoid_on_50_curves():
+def test_the_fit_is_that_of_curves_on_50_curves():
     """And there are curves of each verdict among them."""
     reasons = compare_fits([*real_curves(), *simulated_curves(44)][::2])
     assert len(reasons) == 50
@@ -242,7 +242,7 @@ def test_points_at_one_compute_have_no_order():
 
 
 @pytest.mark.medium
-def test_when_to_ask_again_is_what_fit_sigmoid_says():
+def test_when_to_ask_again_is_what_forecast_says():
     curves = [curve for curve in [*real_curves()][::6] if not forecast(*curve[:2], n_samples=curve[2]).identifiable]
     expected = [forecast(c, r, n_samples=n).ask_again() for c, r, n in curves]
     close(on_page("({ C, R, n }) => ask_again(fit(C, R, n))", curves), expected, rel=1e-9)

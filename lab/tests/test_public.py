@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import public
 import pytest
-from curves import sigmoid
+
+from fit_sigmoid import sigmoid
 
 pytestmark = pytest.mark.medium
 

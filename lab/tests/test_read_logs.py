@@ -10,8 +10,9 @@ import forecast
 import numpy as np
 import pytest
 import read_logs as fit_logs
-from curves import sigmoid
 from read_logs import main
+
+from fit_sigmoid import sigmoid
 
 pytestmark = pytest.mark.medium
 

@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from curves import sigmoid
 from forecast import forecast
 from scipy.optimize import least_squares
 from scipy.special import gammainc, gammaincinv
+
+from fit_sigmoid import sigmoid
 
 pytestmark = pytest.mark.slow
 
