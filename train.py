@@ -201,7 +201,7 @@ def shaped_rewards(rollouts: Sequence[Rollout], flags: Flags) -> Tensor:
     rewards = torch.tensor([rollout.reward for rollout in rollouts])  # (N,)
     if flags.length_control.startswith("penalty"):
         lengths = torch.tensor([len(rollout.completion_ids) for rollout in rollouts])  # (N,)
-        penalty = length_control.overlong_penalty(lengths, flags.completion_cap, flags.penalty_window)  # (N,)
+        penalty = length_control.overlong_penalty(lengths, flags.completion_budget, flags.penalty_window)  # (N,)
         all_pay = flags.length_control == "penalty_all"
         applies = torch.tensor([rollout.correct or all_pay for rollout in rollouts])  # (N,)
         rewards = rewards + torch.where(applies, penalty, 0.0)
@@ -228,7 +228,7 @@ def select_rows(
     behaviour = pad([rollout.logprobs for rollout in kept], torch.float32)  # (K, T)
     # The average of the loss, as one weight per token: per prompt, per sample, over all tokens, ...
     group_ids = torch.arange(len(groups)).repeat_interleave(flags.rollouts)[keep]  # (K,)
-    token_weights = losses.aggregation_weights(mask, group_ids, flags.aggregation, flags.completion_cap)  # (K, T)
+    token_weights = losses.aggregation_weights(mask, group_ids, flags.aggregation, flags.completion_budget)  # (K, T)
     if old_logprobs is not None:
         old_logprobs = old_logprobs[keep, : mask.shape[1]]  # (K, T)
     rows = list(compress(token_rows(groups), keep))

@@ -123,7 +123,7 @@ def before_and_after(run: Path, count: int) -> str:
         for side, folder in (("before", flags.model), ("after", trained)):
             model = AutoModelForCausalLM.from_pretrained(folder)
             for problem, block in zip(problems, blocks, strict=True):
-                ids = likeliest(model, problem.prompt_ids, flags.completion_cap, task.stop_ids)
+                ids = likeliest(model, problem.prompt_ids, flags.completion_budget, task.stop_ids)
                 _, correct = task.reward(problem, ids)
                 text = task.tokenizer.decode(ids, skip_special_tokens=True)
                 verdict = "right" if correct else "wrong"

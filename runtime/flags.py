@@ -154,8 +154,8 @@ class Flags:
     tokens_per_microbatch: int = flag(2048, "Positions per forward pass, padding counted.", at_least=1)
 
     @property
-    def completion_cap(self) -> int:
-        """Most tokens that a completion can sample; the phrase comes on top."""
+    def completion_budget(self) -> int:
+        """Most tokens that a completion can sample. A forced phrase comes on top: Interruption.max_completion has it."""
         return self.max_budget + self.answer_budget
 
     @property
@@ -257,7 +257,7 @@ def length(flags: Flags) -> Iterator[str]:
             yield f"--min_budget {flags.min_budget} is above --max_budget {flags.max_budget}; lower it."
         if flags.thinking == "false":
             yield "--thinking false leaves nothing to interrupt; add --length_control none or penalty."
-    cap = flags.completion_cap
+    cap = flags.completion_budget
     if flags.length_control.startswith("penalty") and not 1 <= flags.penalty_window <= cap:
         yield f"--penalty_window must be from 1 to --max_budget + --answer_budget = {cap}, not {flags.penalty_window}."
 

@@ -145,7 +145,7 @@ def new_generator(
         new_pacer(flags),
         flags.rollouts,
         length_control=control,
-        max_completion=flags.completion_cap,
+        max_completion=flags.completion_budget,
         seed=flags.seed,
         stop_requested=lambda: progress.stop_signal != 0,
     )
@@ -227,7 +227,7 @@ def prompts_line(task: data_sets.DatasetTask) -> str:
 
 def longest_row(flags: Flags, task: Task, control: length_control.Interruption | None) -> int:
     """Tokens of the longest prompt and completion together."""
-    completion = control.max_completion if control else flags.completion_cap
+    completion = control.max_completion if control else flags.completion_budget
     return completion + max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
 
 

@@ -112,8 +112,7 @@ def train_and_end(run: Run, loop: Callable[[Run], None]) -> int:
 
 def catch_signals(progress: Progress) -> None:
     """From now on, Ctrl-C, SIGTERM and the end of the terminal stop the run."""
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    numbers, hangup = [signal.SIGINT, signal.SIGTERM], getattr(signal, "SIGHUP", None)  # Windows has none
     if hangup and signal.getsignal(hangup) != signal.SIG_IGN:  # ignored under nohup
         numbers.append(hangup)
     for number in numbers:
@@ -147,8 +146,7 @@ def save_and_say(run: Run, reason: str) -> str:
 
 def where_to_go_on(folder: Folder) -> str:
     """The newest checkpoint of a run that failed, in words."""
-    newest = folder.newest_checkpoint()
-    if newest is None:
+    if (newest := folder.newest_checkpoint()) is None:
         return "there is no checkpoint"
     return f"the newest checkpoint, possibly written after the failure, is {newest[0]}: --resume {folder.path}"
 

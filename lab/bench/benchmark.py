@@ -265,7 +265,7 @@ def trl(args: argparse.Namespace, flags: Flags) -> None:
         "output_dir": flags.output_dir, "seed": flags.seed, "max_steps": flags.max_steps,
         "bf16": flags.dtype != "float32", "use_cpu": not torch.cuda.is_available(),
         "loss_type": "cispo", "epsilon_high": flags.eps_max,
-        "scale_rewards": "batch", "num_generations": flags.rollouts, "max_completion_length": flags.completion_cap,
+        "scale_rewards": "batch", "num_generations": flags.rollouts, "max_completion_length": flags.completion_budget,
         "per_device_train_batch_size": microbatch, "gradient_accumulation_steps": completions // microbatch,
         "learning_rate": flags.lr, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": flags.warmup_steps,
         "adam_beta2": 0.95, "adam_epsilon": 1e-15, "weight_decay": 0.01,

@@ -144,7 +144,7 @@ def test_both_models_answer_below_each_problem(tmp_path, monkeypatch):
         tokenizer=SimpleNamespace(decode=lambda ids, **_: f"It is\n{ids[0]}."),
         close=lambda: None,
     )
-    monkeypatch.setattr(real_model, "parse_flags", lambda *_: SimpleNamespace(model="start", completion_cap=16))
+    monkeypatch.setattr(real_model, "parse_flags", lambda *_: SimpleNamespace(model="start", completion_budget=16))
     monkeypatch.setattr(parts, "load_task", lambda flags: task)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", models.get)
     expected = ["2 + 2 =    (4)", "    before  wrong  It is 7.", "    after   right  It is 4."]
