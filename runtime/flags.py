@@ -155,7 +155,7 @@ class Flags:
 
     @property
     def completion_budget(self) -> int:
-        """Most tokens that a completion can sample. A forced phrase comes on top: Interruption.max_completion has it."""
+        """Most tokens that a completion can sample. A forced phrase comes on top (`max_completion`)."""
         return self.max_budget + self.answer_budget
 
     @property
