@@ -1,4 +1,5 @@
-"""pipeline_rl.py with vllm_engine.py and nothing else from here: `python pipeline_rl_alone.py [MODEL_FOLDER]`."""
+"""The bound, the driver and an engine, with nothing else from here: pipeline_rl.py, runtime/generator.py in its folder,
+and vllm_engine.py lie beside this file. `python pipeline_rl_alone.py [MODEL_FOLDER]`."""
 
 import itertools
 import sys

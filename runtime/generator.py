@@ -4,15 +4,13 @@ pipeline_rl.py says when a group may enter. Here an event loop, in a thread of i
 trainer's thread takes groups, pushes weights and evaluates. An engine (vllm_engine.py has one) is any object with
 
     slots, version                     requests inside it at most; the version that is live
-    prepare(weights, version)          in the trainer's thread: what the next `start` or `update` loads; OSError if
-                                       there is no room for them
+    prepare(weights, version)          in the trainer's thread: what `start` or `update` loads next; OSError: no room
     await start(), await update()      starts with these weights; or pauses, loads them, and goes on
     await sample(prompt_ids, max_tokens, salt)   one request: an object with completion_ids, logprobs, versions,
                                        finish_reason and prefilled, as in `Rollout`
     shutdown()                         ends it; may be called twice
 
-There are three ways to wait. Once anything has failed in the loop, the first two raise. So an engine that dies is not
-replaced (SIMPLIFIED): train.py saves a checkpoint and ends.
+Three ways to wait; once anything has failed in the loop, the first two raise. (SIMPLIFIED: no engine is replaced.)
 
     await _until(condition)    in the loop: for a slot, or for groups
     result_of(future)          in the trainer's thread: for what runs in the loop, or until a stop is requested
@@ -100,8 +98,7 @@ class Generator:
 
     # -------------------------------------------------------------------------------------------- what runs in the loop
     async def _admit(self) -> None:
-        """Starts new groups. Nothing queues inside vLLM, and none enters in a pause: the version at admission is the
-        version of the prefill."""
+        """Starts new groups. None enters in a pause, so the version at admission is the version of the prefill."""
         while True:
             await self._until(self._has_room)
             if (problem := next(self.problems, None)) is None:
@@ -114,15 +111,14 @@ class Generator:
         self.pacer.min_ready = 0  # so that the last groups are trained as well
 
     def _has_room(self) -> bool:
-        held_back = self._evaluation_enters or self._updating
-        return self.free >= self.rollouts and not held_back and self.pacer.may_admit()
+        return not (self._evaluation_enters or self._updating) and self.free >= self.rollouts and self.pacer.may_admit()
 
     async def _group(self, number: int, problem: Problem) -> None:
         """Samples and scores the G rollouts of one group."""
         version = self.engine.version
         draw = self.length_control.draw_budget if self.length_control else lambda rng: self.max_completion
-        budgets = [draw(self._rng) for _ in range(self.rollouts)]
-        rollouts = await asyncio.gather(*[self._rollout(problem, budget, version) for budget in budgets])
+        requests = [self._rollout(problem, draw(self._rng), version) for _ in range(self.rollouts)]
+        rollouts = await asyncio.gather(*requests)
         await self._score(problem, rollouts)
         self.counters.sampled += sum(sum(rollout.mask) for rollout in rollouts)
         self.counters.prefilled += sum(rollout.prefilled for rollout in rollouts)
@@ -130,9 +126,9 @@ class Generator:
 
     async def _rollout(self, problem: Problem, budget: int, version: int) -> Rollout:
         """One completion, in one request, or in two where the first one ends at `budget` and tokens for an answer are
-        left; the phrase comes between only if thinking had not ended. Gives its slot back. The salt lets the second
-        request find the keys and values of the first in vLLM's cache, and neither those of another version."""
-        prompt, salt, control = list(problem.prompt_ids), str(version), self.length_control
+        left; the phrase comes between only if thinking had not ended. Gives its slot back."""
+        prompt, control = list(problem.prompt_ids), self.length_control
+        salt = str(version)  # in vLLM's cache it finds keys and values of the same version only
         try:
             first = rollout_of(await self.engine.sample(prompt, budget, salt))
             leg = control and control.second_leg(prompt, first.completion_ids, first.finish_reason)
@@ -159,8 +155,8 @@ class Generator:
                 for problem in [problem for problem in problems for _ in range(n_samples)]:
                     await self._until(lambda: self.free > 0)
                     self._count(1)
-                    request = self._run(self._rollout, problem, longest, self.engine.version)
-                    requests.append(asyncio.wrap_future(request))
+                    future = self._run(self._rollout, problem, longest, self.engine.version)
+                    requests.append(asyncio.wrap_future(future))
             finally:
                 self._evaluation_enters = False
                 self._changed.set()
@@ -187,8 +183,7 @@ class Generator:
     def _count(self, entered: int = 0) -> None:
         """Adds the time since the last call to the counters, and then `entered` requests to those in the engine."""
         now = time.monotonic()
-        passed = now - self._counted_at
-        self._counted_at = now
+        passed, self._counted_at = now - self._counted_at, now
         inside = self.engine.slots - self.free
         self.counters.request_seconds += passed * inside
         if self._updating:
@@ -247,8 +242,7 @@ class Generator:
             self._pushing = None
 
     def evaluate(self, problems: Iterable[Problem], n_samples: int) -> Future:
-        """Starts sampling `n_samples` completions of each problem at the live version and returns their future, a list
-        of rollouts per problem, for `result_of`. A push waits while it runs."""
+        """Starts `n_samples` completions of each problem. The future, for `result_of`, has rollouts by problem."""
         self.settle()
         return self._run(self._evaluate, list(problems), n_samples)
 
@@ -301,8 +295,7 @@ class Generator:
             await self._changed.wait()
 
     def result_of(self, future: Future) -> Any:
-        """Waits for a future of the loop. Raises GeneratorFailed if anything there has failed, or StopRequested: both
-        are looked for once a second."""
+        """Waits for a future of the loop. Raises GeneratorFailed or StopRequested, for which it looks once a second."""
         error: BaseException | None = None
         while error is None and not self.stop_requested():
             if not wait([future], timeout=1.0).done:
