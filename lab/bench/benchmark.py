@@ -11,9 +11,8 @@ overlap    Steps a second of train.py under each schedule.
 peer       Completions a second of train.py, where every row trains and with its filters, and of TRL's GRPOTrainer,
            which samples with vLLM in its own process; with `transformers` by --trl_options '{"use_vllm": false}'.
 
-The cases of a question take turns (A B A B ...), so whatever else the machine does affects all of them. Except for
-train.py with its filters, the work stays the same: at a learning rate of 1e-30 a step changes nothing, no prompt is
-retired and no row is filtered.
+The cases take turns (A B A B ...), so whatever else the machine does affects all of them. But for train.py with its
+filters the work stays the same: at a rate of 1e-30 a step changes nothing, no prompt retires and no row is filtered.
 """
 
 import argparse

@@ -102,9 +102,7 @@ def test_commands_have_flags_that_can_work(monkeypatch, tmp_path):
 
 
 OTHERS = "config_file num_processes main_process_port standalone nnodes rdzv_backend master_addr master_port "
-OTHERS += (
-    "nproc_per_node head node-ip-address num-gpus address help no-deps index-url ignore"  # of accelerate, torch, Ray and pip
-)
+OTHERS += "nproc_per_node head node-ip-address num-gpus address help no-deps index-url ignore"  # of accelerate, torch, Ray and pip
 
 
 def test_every_flag_named_exists():
