@@ -553,26 +553,17 @@ def test_names_of_columns_reach_the_terminal_without_their_escapes(tmp_path, cap
     assert "there are ?[31mx, y\n" in capsys.readouterr().err
 
 
-def test_make_takes_a_log_of_any_name_and_cleans_no_runs(tmp_path):
+def test_make_takes_a_log_of_any_name(tmp_path):
     """A name with a semicolon is no second command."""
-    root = Path(curves.__file__).parent
-    (tmp_path / "Makefile").write_text((root / "Makefile").read_text())
-    for name in (
-        "runs/a/eval.jsonl",
-        ".venv/bin/python",
-        "requirements.txt",
-        "requirements-cpu.txt",
-        ".venv/installed",
-    ):
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "Makefile").write_text((Path(curves.__file__).parents[1] / "Makefile").read_text())
+    for name in (".venv/bin/python", "requirements.txt", ".venv/installed"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text('#!/bin/sh\nprintf "<%s>" "$@"')
         (tmp_path / name).chmod(0o755)
-    output = subprocess.check_output(
-        ["make", "-s", "fit", "LOG=x;touch y z.csv", "FLAGS=--y acc"], cwd=tmp_path, text=True
-    )
+    command = ["make", "-s", "-C", "lab", "fit", "LOG=x;touch y z.csv", "FLAGS=--y acc"]
+    output = subprocess.check_output(command, cwd=tmp_path, text=True)
     assert output == "<lab/law/read_logs.py><x;touch y z.csv><--y><acc>" and not (tmp_path / "y").exists()
-    subprocess.check_output(["make", "clean"], cwd=tmp_path)
-    assert (tmp_path / "runs/a/eval.jsonl").exists() and not (tmp_path / ".venv").exists()
 
 
 OTHER = {  # files of other tools: words of the sentence
