@@ -1,7 +1,6 @@
 """The engine of a run: where it runs, how weights reach it, its arguments, and how its death is noticed.
 
-`place` decides where it runs, and refuses what cannot work before the model is loaded. `new_engine` makes it, with this
-rank's end of the weight channel.
+`place` refuses what cannot work before the model is loaded; `new_engine` makes the engine and this rank's channel.
 
 HOW A RUN'S vLLM DIFFERS FROM A PLAIN ONE. Each line has two ends, one in the trainer's process (this file, unless said
 otherwise) and one in vLLM's (inside_vllm.py):
@@ -44,7 +43,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -56,10 +55,6 @@ from runtime.folder import Record
 from runtime.generator import EngineDied, EngineFailed
 from runtime.torch_engine import TorchEngine
 from runtime.weights import Channel, InProcess, RunWeightFile
-
-if TYPE_CHECKING:  # its import takes seconds
-    from vllm import RequestOutput
-    from vllm.v1.engine.async_llm import AsyncLLM
 
 # The share of a GPU's memory that an engine takes. By vLLM's default it is .92.
 SHARE_WITH_TRAINER = 0.35  # where a trainer uses the same GPU: .92 would starve it
@@ -227,7 +222,7 @@ class RunEngine(vllm_engine.VLLMEngine):
         except EngineDied as error:
             self.vllm.output_processor.propagate_error(error)
 
-    def new_vllm(self) -> "AsyncLLM":
+    def new_vllm(self) -> Any:
         """vLLM's AsyncLLM, which survives Ctrl-C and sees no GPUs but its own."""
         # Ctrl-C, or the end of a terminal, reaches every process of the terminal. The engine inherits this thread's
         # signal mask and ends when we end it.
@@ -267,7 +262,7 @@ class RunEngine(vllm_engine.VLLMEngine):
                 raise error.__cause__ from None
             raise
 
-    def logprobs_and_versions(self, output: "RequestOutput") -> tuple[list[float], list[int]]:
+    def logprobs_and_versions(self, output: Any) -> tuple[list[float], list[int]]:
         """(log-probs, versions) of a request's tokens: what WholeCompletions sent, by the table above, or what vLLM's
         own scheduler did."""
         sent = output.kv_transfer_params

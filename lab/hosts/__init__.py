@@ -20,6 +20,7 @@ They are subclasses of runtime.engine.RunEngine, whose file says in a table what
 """
 
 import os
+from typing import Any
 
 import torch
 
@@ -77,7 +78,7 @@ class RayEngine(RunEngine):
         check_ray(worker_count(self.args))
         await super().start()
 
-    def new_vllm(self) -> object:
+    def new_vllm(self) -> Any:
         """vLLM's AsyncLLM over our executor, in the place of vLLM's own for Ray."""
         with variables_set(self._variables()):
             from lab.hosts.ray_executor import RayExecutor
