@@ -13,9 +13,7 @@ ones, so that something is left for RL to do:
 
 Every (operation, value) fact is sometimes shown with a wrong result, a few facts seldom and others nearly always:
 arithmetic.py explains why. No held-out problem is ever shown. All this takes half a minute, so the model is kept for
-later runs.
-
-Other first models, and other sizes of this one, are in lab/tasks.py.
+later runs. Other first models, and other sizes of this one, are in lab/tasks.py.
 """
 
 from __future__ import annotations
@@ -285,8 +283,8 @@ def warm_start(
     a hash of the settings, the seed and the files that make it. It is written under a temporary name and
     renamed, so a folder that exists is complete, even if a run was killed. `report` gets one line per phase."""
     kind = type(settings.demonstrations)  # perhaps one of another file
-    files = [Path(__file__), Path(__file__).with_name("arithmetic.py"), Path(inspect.getfile(kind))]
-    sources = [file.read_text("utf-8") for file in files]
+    here = Path(__file__)
+    sources = [Path(file).read_text("utf-8") for file in (here, here.with_name("arithmetic.py"), inspect.getfile(kind))]
     ingredients = json.dumps([asdict(settings), kind.__name__, seed, torch.__version__, *sources])
     folder = Path(cache_dir) / f"chain-{stable_key(ingredients)}"
     if folder.exists():
@@ -306,13 +304,10 @@ def warm_start(
     return folder
 
 
-# --------------------------------------------------------------------------------------------------- the built-in tasks
-
-
 def graded(seed: int, held_out: int, rarity: int) -> ChainTask:
     """The default task. Each seed has a first model of its own, so that runs differ in all that a seed decides."""
     task = arithmetic.graded_task(seed, held_out_size=held_out)
-    task.first_model = first_model(WarmStart(demonstrations=GRADED), seed)
+    task.first_model = first_model(WarmStart(), seed)
     return task
 
 

@@ -66,6 +66,9 @@ def test_resume_takes_over_the_flags_and_given_ones_win(command):
     [
         ("trust_remote_code", True),
         ("reward", "mine:f"),
+        ("loss", "mine:f"),
+        ("engine", "mine:E"),
+        ("task", "mine:t"),
         ("engine_args", '{"worker_cls": "mine.Worker"}'),
         ("engine_args", '{"reasoning_parser_plugin": "plain"}'),  # a word that vLLM imports as a module
         ("engine_args", '{"block_size": "plain"}'),
