@@ -151,7 +151,7 @@ def last_box(text: str) -> str | None:
 
 def answer_of(text: str) -> tuple[str, str | None]:
     """(answer, prose): the final answer of `text` in its plain form, by the table above, and the prose to read if that
-    is no number and no formula: None if it stands in a box, or where the text says that it is the answer."""
+    is no number and no formula: None if it stands in a box."""
     for spelling, usual in TEXT_SPELLINGS:
         text = re.sub(spelling, usual, text)
     if tags := TAG.findall(text):
@@ -163,7 +163,7 @@ def answer_of(text: str) -> tuple[str, str | None]:
     tail = decimals(text[-MAX_TAIL_CHARS:])[-MAX_TAIL_CHARS:]
     for said in ANSWER_IS.findall(tail)[-1:]:
         if is_formula(plain(said)):
-            return plain(said), None
+            return plain(said), said
     return plain(tail), tail
 
 

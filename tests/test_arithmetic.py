@@ -1,11 +1,9 @@
 """The built-in task: its problems, reward, split and tokenizer, and its known ceiling."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tasks import arithmetic
-from tasks.arithmetic import IDS, LABELS, OPERATIONS, WORDS, ChainTask, apply, chain_values, graded_task
+from tasks.arithmetic import IDS, OPERATIONS, ChainTask, apply, chain_values, graded_task
 from tasks.prompts import Problem, stable_key
 
 PROBLEM = Problem("key", tuple(IDS[word] for word in "7 a +5 b *3 c -4 <think>".split()), "6 2")
@@ -29,6 +27,8 @@ def test_values_by_hand():
 
 RIGHT = """a +5 2 b *3 6 c -4 2 </think> 6 2 <eos> | </think> 6 2 <eos> | a wait again 9 </think> 6 2 <eos> |
 a +5 2 b *3 6 time up </think> 6 2 <eos>""".split("|")
+
+
 WRONG = """ | 6 2 <eos> | a +5 2 b *3 6 c -4 2 6 2 <eos> | 6 2 <eos> </think> | </think> | </think> 6 2 | </think> 2 <eos> |
 </think> 2 6 <eos> | </think> 5 2 <eos> | </think> 6 3 <eos> | </think> 6 2 2 <eos> | </think> <eos> 6 2 <eos> |
 </think> 6 2 <eos> <eos> | </think> 6 2 <eos> <pad> | </think> 6 2 <pad> | </think> 5 2 <eos> </think> 6 2 <eos> |
@@ -51,48 +51,6 @@ def test_every_operation_is_a_bijection_so_an_error_reaches_the_end():
         assert sorted(results) == list(range(10)) != results
 
 
-def test_problems_have_the_right_answers_and_the_range_of_lengths(task):
-    """The answers are computed again by Python's own arithmetic on the expression with its parentheses."""
-
-    def evaluated(start, operations):
-        return eval("(" * len(operations) + start + "".join(f"{operation})" for operation in operations)) % 10
-
-    lengths = set()
-    for problem in task.train[:300] + task.held_out:
-        start, *words, think = task.text(problem.prompt_ids).split()
-        operations = words[1::2]
-        assert think == "<think>"
-        assert words[::2] == list(LABELS[: len(operations)])
-        assert problem.answer == f"{evaluated(start, operations[:-1])} {evaluated(start, operations)}"
-        lengths.add(len(operations))
-    assert lengths == set(range(2, 9))
-
-
-@pytest.mark.long
-def test_sizes_and_ranges_are_respected():
-    """There are 10 * 21^2 = 4410 problems of two operations, an eighth of them held out: 700 is no endless loop."""
-    small = ChainTask(3, 40, 30, ops=(3, 4))
-    assert (len(small.train), len(small.held_out)) == (40, 30)
-    assert {len(p.prompt_ids) for p in small.train + small.held_out} == {2 + 2 * 3, 2 + 2 * 4}
-    for ops in ((1, 8), (2, 9), (5, 4)):
-        with pytest.raises(ValueError, match="2 <= min <= max <= 8"):
-            ChainTask(ops=ops)
-    for held_out in (700, 10**9):  # the second is refused before anything is drawn
-        with pytest.raises(ValueError, match=f"fewer than {held_out} distinct problems"):
-            ChainTask(0, 10, held_out, ops=(2, 2))
-
-
-@given(st.lists(st.integers(0, 40_000), max_size=12))
-def test_ids_without_a_word_are_wrong_in_an_answer_and_seen_in_a_text(task, ids):
-    """A model may have more rows than the task has 47 words. `decode` would leave such ids out: `6 <47> 2` would read
-    as the right answer. In the thinking, which ends at the first `</think>`, they are as free as any word."""
-    right = ids_of("</think> 6 2 <eos>")
-    assert task.reward(PROBLEM, [*right[:2], 47, *right[2:]]) == (-1.0, False)
-    assert task.reward(PROBLEM, [*right[:1], *ids]) == ((1.0, True) if ids == list(right[1:]) else (-1.0, False))
-    assert task.reward(PROBLEM, [*(i for i in ids if i != IDS["</think>"]), *right]) == (1.0, True)
-    assert task.text(ids).split() == [WORDS[i] if i < 47 else f"<{i}>" for i in ids]
-
-
 def test_held_out_is_apart_from_training_for_every_seed_and_size(task):
     """One in eight texts is held out: of 8,000 an expected 1,000, standard deviation 30. A smaller held-out set is the
     beginning of a larger one."""
@@ -107,21 +65,6 @@ def test_held_out_is_apart_from_training_for_every_seed_and_size(task):
     assert graded_task(5, 10, 1).train != large.train[:10]
     assert len(graded_task(0).held_out) == 256
     assert 880 < sum(arithmetic.is_held_out(f"text {i}") for i in range(8000)) < 1120
-
-
-def test_every_word_is_one_token_and_the_saved_tokenizer_agrees(task, tmp_path):
-    from transformers import AutoTokenizer
-
-    task.tokenizer.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    for tokenizer in (task.tokenizer, loaded):
-        assert tokenizer(" ".join(WORDS))["input_ids"] == list(range(47))
-        assert tokenizer.decode(list(range(47))) == " ".join(WORDS)
-        assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (IDS["<eos>"], IDS["<pad>"])
-        assert len(tokenizer) == len(set(WORDS)) == 47
-    assert task.stop_ids == (loaded.eos_token_id,)
-    assert task.text(task.phrase_ids) == " ".join(arithmetic.PHRASE)
-    assert task.phrase_ids[-len(task.end_of_thinking_ids) :] == task.end_of_thinking_ids
 
 
 def test_no_policy_that_knows_all_of_arithmetic_passes_the_ceiling():
@@ -140,24 +83,3 @@ def test_no_policy_that_knows_all_of_arithmetic_passes_the_ceiling():
             assert len(problem.answer.split()) == (2 if possible else 3)
     assert task.ceiling == arithmetic.CEILING == 0.8
     assert lengths == {2, 3, 4}
-
-
-def test_every_problem_of_discover_can_be_solved():
-    """By right arithmetic; none of its 128 training problems is held out, whatever the seed."""
-    held_out = {problem.key for problem in arithmetic.discover_task(held_out_size=1000).held_out}
-    for task in (arithmetic.discover_task(0), arithmetic.discover_task(1)):
-        assert len({problem.key for problem in task.train}) == 128 and len(task.held_out) == 256
-        assert not held_out & {problem.key for problem in task.train}
-        for problem in task.train + task.held_out:
-            start, *words = task.text(problem.prompt_ids).split()
-            before, last = chain_values(int(start), words[1:-1:2])[-2:]
-            assert task.reward(problem, ids_of(f"</think> {before} {last} <eos>")) == (1.0, True)
-
-
-def test_impossible_answers_are_drawn_by_the_text():
-    """5,000 texts, one in five: 1,000 expected, standard deviation 28. Their 3,000 digits: 300 of each, sd 16."""
-    answers = [answer for i in range(5000) if (answer := arithmetic.impossible_answer(f"text {i}", 5))]
-    digits = " ".join(answers).split()
-    assert 880 < len(answers) < 1120
-    assert set(digits) == set(arithmetic.DIGITS)
-    assert all(230 < digits.count(digit) < 370 for digit in arithmetic.DIGITS)

@@ -34,7 +34,7 @@ def test_the_table_of_final_answers():
     assert answer_of(r"<answer>so \boxed{5}</answer> \boxed{6}") == ("5", None)
     assert answer_of(r"\boxed{4}, no, \boxed{\boxed{5}}") == ("5", None)
     assert answer_of('{"steps": ["2+3"], "answer": "5"}')[0] == "5"
-    assert answer_of("The answer is 4. No! Answer:5. Done 7 times.") == ("5", None)
+    assert answer_of("The answer is 4. No! Answer:5. Done 7 times.") == ("5", "5")
     assert answer_of("Answer: we cannot know, 5?")[1] == "Answer: we cannot know, 5?"
     assert answer_of("x**2 + 1")[0] == "x^2 + 1"
     assert [last_box(text) for text in (r"\boxed{1 \} {2}}", r"\fbox{3}", r"\boxed 4", r"\boxed{5")] == [

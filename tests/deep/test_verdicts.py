@@ -297,7 +297,7 @@ FINAL = {
     r'<answer>x = X</answer></s> | \boxed{8} <answer>X</answer> | <answer>{"answer": X}</answer> | <answer>X cm</answer>',
     "a mark": r"Answer:X | answer:X. | The answer is:X. | **Final Answer:** X | ####X | #### X | ### Final Answer NL X | "
     r"The answer is X. This uses 3 rows of 4. | Answer: X NL (3 rows) | The answer is 8. No, the answer is X. | "
-    r"The answer is `X`. | The answer is __X__.",
+    r"The answer is `X`. | The answer is __X__. | Answer: X cm² | Answer: X m",
     "JSON": r'{"answer": X} | {"answer":"X"} | {"steps": ["9"], "final_answer": "X cm"} | {"answer": X, "unit": "9"}',
     "a special token": r"X</s> | The answer is X.<|im_end|> | \boxed{X}<|eot_id|> | X<eos></s> | It is X<｜end▁of▁sentence｜>",
     "Chinese": "答案是X。 | 答案：X | 所以，一共有X个苹果。 | X。 | 不是9，而是X。",

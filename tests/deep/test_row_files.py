@@ -1,0 +1,117 @@
+"""Rows: files that are none, numbers written out, columns in messages, and what is refused."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.rows import DataSet, final_answer, parse_data_sets, parse_eval_sets, read_rows
+
+
+def write_rows(path, rows):
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+def read(name, prompt_column="", answer_column="", reward="math", split=None):
+    """({key: (text, answer)}, skipped)."""
+    rows = read_rows(DataSet(name, split=split), prompt_column, answer_column, reward)
+    assert rows.usable.keys() <= rows.prompts
+    return {key: (row.text, row.answer) for key, row in rows.usable.items()}, rows.skipped
+
+
+REFUSED = {
+    "`dataset` must be": "| a,,b | a= | a=2 | a,b.jsonl:math=1 | :main | math",
+    "`dataset` names a data set twice": "a,b,a:main",
+    r"`dataset` a\.\S+: a file has no configuration": "a.jsonl::test | a.parquet:main | a.jsonl:main:test",
+    "`eval_dataset` must be NAME=DATA": "a.jsonl | =a.jsonl | a= | a/b=c.jsonl | a=c.jsonl=2 | a b=c.jsonl",
+    "`eval_dataset` has the name a twice": "a=b.jsonl,a=c.jsonl",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_names_that_mean_nothing_are_refused(words):
+    for text in REFUSED[words].split("|"):
+        with pytest.raises(ValueError, match=words):
+            (parse_eval_sets if "eval_dataset" in words else parse_data_sets)(text.strip())
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_number_is_written_out_and_keeps_its_value(number):
+    assert float(final_answer(number)) == number and "e" not in final_answer(number)
+
+
+def test_a_folder_in_the_hubs_format_loads_through_datasets(tmp_path, monkeypatch):
+    import datasets.config
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    for name in ("train", "test"):
+        write_rows(tmp_path / "set" / f"{name}.jsonl", [{"question": name, "answer": "1"}])
+    for split, name in ((None, "train"), ("test", "test")):
+        assert list(read(str(tmp_path / "set"), split=split)[0].values()) == [(name, "1")]
+
+
+FILES = {  # what is written -> what is read
+    "mark": ('{"prompt": "a", "answer": "1"}\n'.encode("utf-8-sig"), "a"),
+    "parts": (b'{"prompt": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "answer": ["1"]}', "a"),
+    "utf16": ('{"prompt": "a", "answer": "1"}'.encode("utf-16"), "is not UTF-8"),
+    "latin1": ('{"prompt": "\xe4", "answer": "1"}'.encode("latin-1"), "is not UTF-8"),
+    "array": (b'[{"prompt": "a", "answer": "1"}]', r"begins with '\[\{\"prompt.*one object on each line"),
+    "pretty": (b'{\n "prompt": "a",\n "answer": "1"\n}', "one object on each line"),
+}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_is_read_or_refused_for_what_it_is(tmp_path, file):
+    content, expected = FILES[file]
+    path = tmp_path / f"{file}.jsonl"
+    path.write_bytes(content)
+    if expected == "a":
+        assert list(read(str(path))[0].values()) == [("a", "1")]
+    else:
+        with pytest.raises(ValueError, match=f"`dataset` .*{expected}"):
+            read(str(path))
+
+
+def test_a_users_function_gets_the_rows_own_answer(tmp_path):
+    rows = [{"prompt": "a", "answer": {"say": [1]}}, {"prompt": "b", "answer": " #### 1"}, {"prompt": "c"}]
+    usable, skipped = read(write_rows(tmp_path / "a.jsonl", rows), reward="own:function")
+    assert list(usable.values()) == [("a", {"say": [1]}), ("b", " #### 1")] and skipped == {"no_answer": 1}
+
+
+def test_column_names_in_a_message_are_few_and_escaped(tmp_path):
+    """A name may be long or hold what a terminal obeys; Unicode letters stay."""
+    row = {"\x1b]0;owned\x07\n\u202e": 1, "Ä": 1, "B" * 1000: 1, **{f"c{i:05}": 1 for i in range(20_000)}}
+    with pytest.raises(ValueError, match="no row has prompt") as error:
+        read(write_rows(tmp_path / "a.jsonl", [row]))
+    assert "its columns are \\x1b]0;owned\\x07\\n\\u202e, " + "B" * 50 + ", c00000, " in str(error.value)
+    assert "c00007 and 19,993 more; name" in str(error.value) and len(str(error.value)) < 700
+
+
+@pytest.mark.parametrize(("name", "columns", "words"), [
+    ("missing.jsonl", {}, "`dataset` missing.jsonl: there is no such file"),
+    ("notes.txt", {}, "must end with .jsonl or .parquet"),
+    ("broken.parquet", {}, "`dataset` broken.parquet cannot be loaded"),
+    ("empty.jsonl", {}, "no row has prompt, problem.*none at all.*`prompt_column`"),
+    ("good.jsonl", {"prompt_column": "text"}, "no row has text; its columns are b, question; .* with `prompt_column`$"),
+    ("good.jsonl", {"answer_column": "label"}, "no row has label; its columns are b, question; .* `answer_column`$"),
+    ("good.jsonl", {}, "^`dataset` good.jsonl: no row has answer, ground_truth, final_answer, reward_model.ground_truth, "
+                       "solution; its columns are b, question; name the right one with `answer_column`$"),
+    ("no/such", {}, r"(?s)`dataset` no/such cannot be loaded \(DatasetNotFoundError.*NAME:CONFIG"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch, name, columns, words):
+    import datasets
+    from datasets.exceptions import DatasetNotFoundError
+
+    def offline(*_, **__):
+        raise DatasetNotFoundError("Dataset 'no/such' doesn't exist on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "good.jsonl", [{"question": "a", "b": 1}])
+    for file in ("notes.txt", "broken.parquet", "empty.jsonl"):
+        (tmp_path / file).write_text("")
+    with pytest.raises(ValueError, match=words):
+        read(name, **columns)
