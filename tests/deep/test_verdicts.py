@@ -306,7 +306,7 @@ NOT_FINAL = (
     r"<answer>X or 9</answer> | <answer>9</answer> X | X <answer></answer> | <answer>not X</answer> | 答案不是X。 | 答案是X或9 | "
     r'{"answer": [9, X]} | {"answer": "X", "answer": "9"} | {"answer": "X or 9"} | {"answer": null, "guess": X} | '
     r"<answer>X and a half</answer> | Answer: at least X | The answer is X or 9. | Answer:X9 | <answer>I do not know</answer> X | "
-    r"The answer is x + X | So x ≥ X. | – X | Answer: 9. It is X."
+    r"The answer is x + X | So x ≥ X. | – X | Answer: 9. It is X. | Answer: 8, 9, X | <answer>9, X</answer>"
 )
 
 
