@@ -65,6 +65,8 @@ def test_intervals_hold_the_truth():
     C, R = run_of()
     cut = fit(C[:8], R[:8])
     assert not cut.identifiable and "ceilings from" in cut.reason
+    small = fit(*run_of((0.3, 0.36, 1.8, 2500.0)))  # an interval of .054 is too wide for a gain of .065
+    assert not small.identifiable and small.A_interval[1] - small.A_interval[0] < 0.1
 
 
 def test_binomial_weights_are_maximum_likelihood():
