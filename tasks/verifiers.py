@@ -144,7 +144,9 @@ def parsed_kind(candidate: str | None, prose: str | None, expected: str, soft_ti
             candidate = "=".join([*candidate.split("=")[:-1], finished]) if "=" in expected else finished
     if formula:
         readable = rf"\boxed{{{candidate}}}"
-    elif prose is None or (len(candidate) <= MAX_ANSWER_CHARS and re.search(r"^[^a-z]*\d[,;] *[-\d]", candidate)):
+    elif prose is None or (
+        len(candidate) <= MAX_ANSWER_CHARS and re.search(r"^[^a-z]*\d[,;](?: +|(?!\d{3}\b))[-\d]", candidate)
+    ):
         return "wrong"  # a list is not its last number
     else:
         readable = prose if expected_number is None else finished_only(prose, integer)

@@ -325,7 +325,12 @@ def test_no_final_answer():
 
 
 def test_formulas_and_letters_that_a_text_gives_as_its_answer():
-    pairs = [("B", "The answer is B."), ("(C)", "<answer>C</answer>"), ("Tuesday", "The answer is Tuesday.")]
+    pairs = [
+        ("70000", "<answer>$70,000</answer>"),
+        ("B", "The answer is B."),
+        ("(C)", "<answer>C</answer>"),
+        ("Tuesday", "The answer is Tuesday."),
+    ]
     pairs += [("x^2+1", "The answer is x**2+1."), ("6\\pi", "Answer: 6π"), ("(1,2)", "The answer is (1, 2).")]
     assert verdicts_other_than(["correct"], pairs) == []
     pairs = [("B", "The answer is A or B."), ("B", "The answer is not B."), ("x^2+1", "The answer is x**2-1.")]
