@@ -12,14 +12,14 @@ IDEA. ScaleRL (arXiv 2510.13786, section 3.2) filters twice.
       retire(x)  <=>  sum correct(x) / sum rollouts(x) >= threshold
 DAPO's dynamic sampling (2503.14476, section 3.2) is the alternative to the first: draw groups until B have variance.
 
-SYMBOLS. N rows (rollouts) · r reward · B groups in an optimizer step · group_ids (N,): which group of this batch each
-row belongs to · prompt_key: the prompt's name in the data set, the same in every epoch, for `PassRateHistory` only.
+SYMBOLS. N rows (rollouts) · P groups that they are of · r reward · B groups in a step · group_ids (N,): which group of
+this batch a row belongs to · prompt_key: the prompt's name in the data set in every epoch, for `PassRateHistory` only.
 
 SEVERAL RANKS. Every rank must see every group of the step, in the same order, or ranks would retire different prompts:
 gather rewards and group_ids before `has_variance`, keys and correctness before `PassRateHistory.update`.
 
-CHOICES, where the paper is silent. F1: the pass rate counts all epochs; by the last visit alone more retires, and runs
-ended lower. F2: a prompt is retired for good; a group of it that is still in flight trains and counts. F3: the rate is
+CHOICES, where the paper is silent. F1: the pass rate counts all epochs; by the last visit alone more retires, and our
+runs ended lower. F2: a prompt is retired for good; a group of it still in flight trains and counts. F3: the rate is
 that of 0/1 correctness, never of shaped rewards, and one group is enough to retire a prompt.
 
 >>> has_variance(torch.tensor([1.0, -1.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])).tolist()
@@ -55,9 +55,9 @@ def has_variance(rewards: Tensor, group_ids: Tensor) -> Tensor:
     if rewards.dim() != 1 or rewards.shape != group_ids.shape:
         raise ValueError(f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must be (N,).")
     ids, group = torch.unique(group_ids, return_inverse=True)  # (P,), (N,)
-    slots = rewards.new_zeros(len(ids))  # (P,)
-    highest = slots.scatter_reduce(0, group, rewards, "amax", include_self=False)  # (P,)
-    lowest = slots.scatter_reduce(0, group, rewards, "amin", include_self=False)  # (P,)
+    zeros = rewards.new_zeros(len(ids))  # (P,), replaced: include_self=False
+    highest = zeros.scatter_reduce(0, group, rewards, "amax", include_self=False)  # (P,)
+    lowest = zeros.scatter_reduce(0, group, rewards, "amin", include_self=False)  # (P,)
     # keep(g)  <=>  max_i r_gi != min_i r_gi
     return (highest != lowest)[group]  # (N,)
 
@@ -131,14 +131,14 @@ class NoVariedGroups(RuntimeError):
 class DynamicSampling:
     """DAPO's refill (arXiv 2503.14476, section 3.2): offer groups until `full`, then `take` the B with unequal rewards.
 
-    It has no `state_dict`: after a resume, sample the prompts of the groups that it had kept again.
+    It has no `state_dict`: a resumed run must sample anew the prompts whose groups it had kept.
     """
 
     def __init__(self, batch_prompts: int) -> None:
         if batch_prompts < 1:
             raise ValueError(f"DynamicSampling: {batch_prompts=} must be at least 1.")
         self.batch_prompts = batch_prompts  # B
-        self._in_a_row = 0  # discarded groups since the last that was kept
+        self._discarded = 0  # groups in a row, since the last that was kept
         self._groups: list[object] = []
 
     @property
@@ -153,18 +153,19 @@ class DynamicSampling:
         """
         if self.full:
             raise RuntimeError("DynamicSampling: the batch is full; call take() before the next offer().")
-        values = torch.as_tensor(rewards, dtype=torch.float64)  # (G,)
+        values = torch.as_tensor(rewards, dtype=torch.float64)  # (G,) float64, as Python's numbers are
         if not len(values):
             raise ValueError("DynamicSampling: a group without rewards has nothing to keep or to discard.")
-        kept = bool(has_variance(values, torch.zeros_like(values)).any())
+        one_group = torch.zeros_like(values)  # (G,)
+        kept = bool(has_variance(values, one_group).any())
         if kept:
             self._groups.append(group)
-            self._in_a_row = 0
+            self._discarded = 0
         else:
-            self._in_a_row += 1
-        if self._in_a_row >= 10 * self.batch_prompts:
+            self._discarded += 1
+        if self._discarded >= 10 * self.batch_prompts:
             raise NoVariedGroups(
-                f"Dynamic sampling discarded {self._in_a_row} groups in a row: the policy solves all or none of these "
+                f"Dynamic sampling discarded {self._discarded} groups in a row: the policy solves all or none of these "
                 "prompts. Use other prompts, more rollouts per prompt, or the zero-variance filter instead."
             )
         return kept

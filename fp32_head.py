@@ -67,7 +67,8 @@ def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if weight.dtype == dtype:
         return weight
-    # w + sg(round(w) - w), exact since the two are close; w.to(dtype).to(w.dtype) would round the gradient as well
+    # w + sg(round(w) - w): exact, as numbers within a factor of 2 subtract without rounding. w.to(dtype).to(w.dtype)
+    # would round the gradient as well.
     return weight + (weight.to(dtype).to(weight.dtype) - weight).detach()
 
 
@@ -314,6 +315,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if options.entropy_grad:
                 g_entropy = (grad_entropy[rows] / options.temperature).unsqueeze(1)  # (C, 1)
                 p = torch.exp(logp, out=second[: len(logp)])  # (C, V)
+                # dz = -p (g_entropy (log p + entropy) + g), and below + g [j = y]
                 dz = logp.add_(entropy[rows, None]).mul_(g_entropy).add_(g).mul_(p).neg_()  # (C, V)
             else:
                 p = logp.exp_()  # (C, V)

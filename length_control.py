@@ -62,8 +62,8 @@ COLLAPSE_TRUNCATION = 0.10  # and above which runs have collapsed
 class SecondLeg:
     """The request that follows a first leg that was cut.
 
-    Send it with the first leg's cache_salt: then vLLM finds the first leg in its prefix cache and prefills only the
-    phrase.
+    Send it with the first leg's cache_salt (vLLM shares cached keys and values only within one salt): then vLLM finds
+    the first leg in its prefix cache and prefills only the phrase.
     """
 
     prompt_ids: list[int]  # the complete new prompt: old prompt + first leg + forced_ids
@@ -82,7 +82,7 @@ class Interruption:
     `</think>\\n\\n` differ from those for `</think>`. Raises ValueError for settings that cannot work together.
     """
 
-    min_budget: int  # bounds of a rollout's thinking budget in tokens, both included (ScaleRL: 10k and 12k)
+    min_budget: int  # bounds of a rollout's thinking budget, the tokens of leg 1, both included (ScaleRL: 10k and 12k)
     max_budget: int
     answer_budget: int  # answer tokens after the end of thinking (ScaleRL: 2k)
     phrase_ids: Sequence[int]  # `PHRASE` in tokens
@@ -126,7 +126,7 @@ class Interruption:
     ) -> SecondLeg | None:
         """The request to send after the first leg, or None if the completion is over (or truncated, case c).
 
-        The engine's finish_reason "length" means that the budget was reached. The length of completion_ids cannot tell,
+        The engine's finish_reason "length" means that leg 1 ran into its budget. The completion's length cannot tell,
         since a leg may stop by itself on its last token. Raises ValueError for a finish_reason other than stop, length,
         abort and None.
         """

@@ -22,13 +22,13 @@ changes direction: a single update can carry their ratio beyond it.
 `aggregation_weights` gives 1 / (P n_g). The loss of a step is `(token_weights * token_loss).sum()`.
 
 SYMBOLS. N rows, one for each rollout (papers also say sample, sequence or completion) · T completion positions, padded
-· P groups, n_g trained tokens of group g · A advantage · sg stop-gradient · mask is 1 on tokens that train: sampled,
-not forced, not padding · group_ids: which group each row belongs to, e.g. 0 0 1 1 (a prompt drawn twice makes two).
+· P groups left of a step's B, n_g trained tokens of group g · A advantage · sg stop-gradient · mask: 1 on tokens that
+train: sampled, not forced, not padding · group_ids: each row's group, e.g. 0 0 1 1 (a prompt drawn twice makes two).
 
 SIMPLIFIED. One row is one sequence. Sequences packed end to end, (1, T_total), work if advantages and weights are given
-for each token, except with `gspo`. L1, L2 and so on are choices where papers differ; docs/choices.md lists them.
+for each token, except with `gspo`. L1, L2 and so on, in no order here, are choices: docs/choices.md lists them.
 
-The factors of two tokens with rho = 7.39 and 0.61:
+The factors of two tokens with rho = 7.39 and 0.61 (+ 0 makes 0.0 of -0.0):
 
 >>> now, then = torch.tensor([[-1.0, -1.0]], requires_grad=True), torch.tensor([[-3.0, -0.5]])
 >>> for loss, A in [(cispo, 1), (dapo, 1), (dapo, -1)]:
@@ -51,15 +51,15 @@ def normalize_advantages(rewards: Tensor, group_ids: Tensor, how="batch", eps=1e
     """Rewards centered per group and scaled (arXiv 2510.13786, section 3.2).
 
     L2: drop the groups with equal rewards before the call. Their advantages are 0, but they count. If they are a part p
-    of all groups, which differs from batch to batch, they multiply the step:
+    of all groups, which differs from batch to batch, the step is multiplied:
 
-        left in                                     by                  p = 1/2
+        where they stay                             by                  for p = 1/2
         the std                                     1 / sqrt(1 - p)     1.41
         the average (see `aggregation_weights`)     1 - p               0.50
         both                                        sqrt(1 - p)         0.71
 
     Args:
-        rewards, group_ids: (N,) of all ranks, complete groups in any order. A NaN makes all other advantages NaN.
+        rewards, group_ids: (N,) of all ranks, complete groups in any order. With `batch` a NaN spreads to other groups.
         how, eps: what to divide by, plus eps. `batch`: std of all centered rewards (ScaleRL). `prompt`: that of the
             group's own (GRPO). `none`: nothing (Dr.GRPO).
         ddof: 0 for the population std, 1 for the sample std (L3: papers do not say which).
@@ -240,7 +240,7 @@ def aggregation_weights(mask: Tensor, group_ids: Tensor, how="prompt", constant:
     rows = (tokens > 0).sum()  # ()
     ids, group = torch.unique(group_ids, return_inverse=True)  # (P,), (N,)
     group_tokens = tokens.new_zeros(len(ids)).index_add(0, group, tokens)  # (P,)
-    denominators = {  # (N,) each, of the rows' tokens
+    denominators = {  # (N,) each: a token of row i weighs 1 / denominator_i
         "sample": tokens * rows,  # |y_i| N
         "prompt": group_tokens[group] * (group_tokens > 0).sum(),  # n_g P
         "token": tokens.sum().expand_as(tokens),  # sum_i |y_i|
@@ -327,7 +327,7 @@ def summarize_metrics(metrics: dict[str, Tensor]) -> dict[str, float]:
     }
     for name in ("capped_positive", "capped_negative", "masked_positive", "masked_negative"):
         if name in m:
-            summary[name] = m[name] / (m["tokens" + name[6:]] or 1)  # of tokens_positive or tokens_negative
+            summary[name] = m[name] / (m[name.replace("capped", "tokens").replace("masked", "tokens")] or 1)
     if "tis_capped" in m:
         summary["tis_capped"] = m["tis_capped"] / tokens
     return summary

@@ -21,8 +21,8 @@ while the following holds:
                                           not yet live in the engine; B groups train in a step
 
 A group that enters at version w has at most (k + 1)·B − 1 outstanding groups before it, which fill at most k whole
-steps. So it trains at version w + k at the latest. Its tokens were sampled at w or later: their lag is at most k. For
-B = 2 and k = 1:
+steps. So at most k updates come between, and it trains at version w + k at the latest. Its tokens were sampled at w or
+later: their lag is at most k. For B = 2 and k = 1:
 
     version live       0          1          2          3
     groups admitted    0 1 2 3    4 5        6 7        8 9
@@ -58,7 +58,7 @@ SIMPLIFIED. Nothing samples here. runtime/generator.py drives an engine by these
 copies the concept takes both files.
 
 `python pipeline_rl.py` simulates the pacing: with k = 0 the trainer waits 77 % of the time, with k = 2 34 %, and with
-k = 8 2 %, at a mean lag of 5.3.
+k = 8 2 %, at a mean lag of 5.3. There 27 % of the engine stays empty, since the trainer cannot use more.
 
     >>> pacer = Pacer(batch_prompts=2, k=1)
     >>> numbers = [pacer.admit() for _ in range(4)]
@@ -88,8 +88,8 @@ class Rollout:
     finish_reason: str  # "stop" or "length" (truncated)
     interrupted: bool = False  # its thinking was cut and the phrase appended
     prefilled: int = 0  # prompt tokens that the engine computed for it
-    reward: float = math.nan
-    correct: bool = False
+    reward: float = math.nan  # until it is scored
+    correct: bool = False  # what the pass rate counts; a reward may be shaped
 
 
 @dataclass
@@ -194,7 +194,7 @@ class Pacer:
         return self.ready >= count + self.min_ready
 
     def take(self, count: int) -> list[Group] | None:
-        """The `count` lowest numbers, or None: the trainer must wait for them, even if younger groups are finished."""
+        """The `count` oldest groups, or None: the trainer must wait for them, even if younger groups are finished."""
         if not self.may_take(count):
             return None
         self.training += count
@@ -210,7 +210,8 @@ class Pacer:
 
 def simulate(k: int, schedule: str = "pipeline", batch: int = 8, slots: int = 24) -> tuple[list[int], float, float]:
     """(lags of all tokens, share of the time that slots were empty, share that the trainer waited) of 200 steps on an
-    engine that samples one token of each group inside it a tick, while the trainer takes 16 ticks a step."""
+    engine that samples one token of each group inside it a tick (groups of one rollout), while the trainer takes 16
+    ticks a step."""
     pacer = Pacer(batch, k, schedule=schedule)
     rng = random.Random(0)
     steps = pacer.take_size // batch  # of each take
@@ -246,5 +247,5 @@ def simulate(k: int, schedule: str = "pipeline", batch: int = 8, slots: int = 24
 if __name__ == "__main__":
     print("simulated        lag mean   largest   slots empty   trainer waits")
     for schedule, k in (("pipeline", 0), ("pipeline", 1), ("pipeline", 2), ("pipeline", 8), ("ppo_off_policy", 3)):
-        ages, empty, waited = simulate(k, schedule)
-        print(f"{schedule:14} {k} {sum(ages) / len(ages):9.2f} {max(ages):9} {empty:13.0%} {waited:15.0%}")
+        lag, empty, waited = simulate(k, schedule)  # lag of each token
+        print(f"{schedule:14} {k} {sum(lag) / len(lag):9.2f} {max(lag):9} {empty:13.0%} {waited:15.0%}")

@@ -39,20 +39,20 @@ def train(steps: int = 160, seed: int = 0) -> None:
     weights = dict(model.named_parameters())
     score = Scorer(model)  # FP32 logits, as in the generator
     optimizer = torch.optim.AdamW(weights.values(), lr=7e-4, betas=(0.9, 0.95), eps=1e-15, weight_decay=0.01)
-    warmup = LinearLR(optimizer, start_factor=0.2, total_iters=4)
+    warmup = LinearLR(optimizer, start_factor=0.2, total_iters=4)  # the paper: lr 5e-7, 100 steps of warm-up
     history = PassRateHistory(threshold=0.9)  # no positive resampling: solved prompts do not come again
     prompts = PromptStream(task.train, seed, history.retired)
-    control = Interruption(14, 18, 4, task.phrase_ids, task.end_of_thinking_ids)  # forced interruption
+    control = Interruption(14, 18, 4, task.phrase_ids, task.end_of_thinking_ids)  # 14 to 18 tokens of thinking, 4 more
     pacer = Pacer(B, K)  # PipelineRL-8
     generator = Generator(engine, prompts, task.score, pacer, G, length_control=control, seed=seed)
     version, curve = 0, []  # the policy version counts updates
     with closing(generator):
-        generator.start(weights)
+        generator.start(weights)  # they are version 0
         for step in range(steps):
             if step % 10 == 0:
                 curve.append(evaluate(generator, task, step))
             groups = generator.take(B)  # waits for the oldest ones
-            # N pairs: a prompt and a rollout
+            # N pairs: the ids of a prompt, and one of its rollouts
             rows = [(list(group.problem.prompt_ids), rollout) for group in groups for rollout in group.rollouts]
             assert all(0 <= lag <= K for _, rollout in rows for lag in lags(rollout, version))
             for group in groups:
@@ -64,8 +64,8 @@ def train(steps: int = 160, seed: int = 0) -> None:
                 generator.release(B)
                 continue
             advantages = normalize_advantages(rewards[keep], group_ids[keep])  # (M,) over the batch's std
-            # Prompt and completion in a row. Position t predicts token t + 1; no token of a prompt trains.
-            kept = [row for row, varied in zip(rows, keep, strict=True) if varied]  # M of the N
+            # Prompt, completion, zeros, which causal attention never sees. Entry t is of token t + 1; no prompt trains.
+            kept = [row for row, trains in zip(rows, keep, strict=True) if trains]  # M of the N
             ids = padded([prompt + rollout.completion_ids for prompt, rollout in kept])  # (M, L)
             behaviour = padded([[0.0] * (len(prompt) - 1) + rollout.logprobs for prompt, rollout in kept])  # (M, L - 1)
             mask = padded([[0] * (len(prompt) - 1) + rollout.mask for prompt, rollout in kept])  # (M, L - 1)
@@ -77,7 +77,7 @@ def train(steps: int = 160, seed: int = 0) -> None:
             optimizer.zero_grad()
             warmup.step()
             version += 1
-            generator.push(weights, version, release=B)  # in flight: running requests go on with the new weights
+            generator.push(weights, version, release=B)  # a copy, in flight: running requests go on with it
         curve.append(evaluate(generator, task, steps))
     tokens, pass_rates = zip(*curve, strict=True)
     print(report("this run", fit(tokens, pass_rates, n_samples=len(task.held_out)), "tokens"))
