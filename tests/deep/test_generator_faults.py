@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 from fake_engine import FakeEngine, Problem, generating, problems, wait_until
 
+from length_control import Interruption
 from pipeline_rl import Pacer
 from runtime import generator as generator_module
 from runtime.generator import EngineDied, EngineFailed, GeneratorFailed, StopRequested
@@ -32,6 +33,32 @@ def test_an_update_of_an_idle_engine_is_counted_once():
         elapsed, counters = time.monotonic() - began, generator.counters
     assert counters.sync_seconds >= 0.2 and counters.request_seconds >= 0.4
     assert counters.idle_seconds + counters.sync_seconds + counters.request_seconds / 2 < elapsed + 0.05
+
+
+def test_an_evaluation_counts_for_its_share_of_the_tokens():
+    """Beside its 40 tokens a group samples 2 x 10: two thirds of the time are the evaluation's, the rest trains."""
+    engine = FakeEngine(length=lambda ids, most: 40 if ids == [1] else 10, seconds=0.001, frozen=True)
+    with generating(problems(1), engine) as generator:
+        wait_until(lambda: engine.inside == 2)
+        began = time.monotonic()
+        future = generator.evaluate([Problem("e", [1])], 1)
+        time.sleep(0.3)
+        engine.frozen = False
+        generator.result_of(future)
+        elapsed = time.monotonic() - began
+        assert 0.19 < generator.counters.eval_seconds <= 40 / 60 * elapsed
+
+
+def test_a_second_leg_keeps_the_salt_of_the_first():
+    """New weights come between the legs: under a salt of theirs the keys and values of the first would not be found."""
+    engine, control = FakeEngine(frozen=True), Interruption(3, 3, 2, phrase_ids=[7], end_of_thinking_ids=[7])
+    with generating(problems(1), engine, Pacer(1, 1), length_control=control, rollouts=1) as generator:
+        wait_until(lambda: engine.inside == 1)
+        generator.push({}, 1, 0)
+        generator.settle()
+        engine.frozen = False
+        generator.take(1)
+    assert [salt for _, _, salt in engine.requests] == ["0", "0"]
 
 
 @pytest.mark.parametrize("method", ["update", "prepare"])
