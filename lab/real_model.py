@@ -124,7 +124,7 @@ def before_and_after(run: Path, count: int) -> str:
             model = AutoModelForCausalLM.from_pretrained(folder)
             for problem, block in zip(problems, blocks, strict=True):
                 ids = likeliest(model, problem.prompt_ids, flags.completion_budget, task.stop_ids)
-                _, correct = task.reward(problem, ids)
+                [(_, correct)] = task.score(problem, [ids])
                 text = task.tokenizer.decode(ids, skip_special_tokens=True)
                 verdict = "right" if correct else "wrong"
                 block.append(f"    {side:<8}{verdict:<7}{' '.join(text.split())}")

@@ -72,7 +72,7 @@ class Rare(Demonstrations):
 
 def rare(seed: int, held_out: int, rarity: int) -> ChainTask:
     """The task in which few prompts teach anything."""
-    task = arithmetic.discover_task(seed, RARE_POOL, held_out)
+    task = ChainTask(seed, RARE_POOL, held_out)
     task.first_model = first_model(WarmStart(demonstrations=Rare(rarity=rarity)))
     return task
 
@@ -111,7 +111,7 @@ class Ramble(Demonstrations):
 
 def ramble(seed: int, held_out: int, rarity: int) -> ChainTask:
     """The task of a model that seldom stops by itself."""
-    task = arithmetic.discover_task(seed, held_out_size=held_out)
+    task = ChainTask(seed, arithmetic.DISCOVER_POOL, held_out)
     task.first_model = first_model(WarmStart(demonstrations=Ramble(rarity=rarity)))
     return task
 

@@ -59,15 +59,15 @@ SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 >>> task = graded_task()
 >>> [(task.text(problem.prompt_ids), problem.answer) for problem in task.held_out[3:5]]
 [('1 a -9 b +7 c -5 <think>', '9 4'), ('7 a +8 b -9 <think>', '4 6 9')]
->>> task.reward(task.held_out[3], task.tokenizer("a -9 2 b +7 9 c -5 4 </think> 9 4 <eos>")["input_ids"])
-(1.0, True)
+>>> task.score(task.held_out[3], [task.tokenizer("a -9 2 b +7 9 c -5 4 </think> 9 4 <eos>")["input_ids"]])
+[(1.0, True)]
 """
 
 import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.prompts import FirstModel, Problem, Task, stable_key
+from tasks.prompts import Problem, Task, stable_key
 
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PreTrainedTokenizerFast
@@ -81,9 +81,10 @@ SPECIAL = ("<pad>", "<eos>", "<think>", "</think>")
 WORDS = (*SPECIAL, RECHECK, RESTART, *PHRASE[:-1], *DIGITS, *LABELS, *OPERATIONS)
 IDS = {word: i for i, word in enumerate(WORDS)}
 HELD_OUT_ONE_IN = 8  # problems, by the hash of their text
-GRADED_OPS = (2, 4)  # fewest and most operations of the graded task
-IMPOSSIBLE_EVERY = 5  # of its problems
-DISCOVER_POOL = 128  # its training problems
+OPS = (2, 4)  # fewest and most operations of a problem; there are labels for eight
+MOST_PROBLEMS = 100_000  # of 2 million; the held-out ones are an eighth
+IMPOSSIBLE_EVERY = 5  # problems of the graded task
+DISCOVER_POOL = 128  # training problems
 CEILING = 1 - 1 / IMPOSSIBLE_EVERY
 
 
@@ -103,9 +104,9 @@ def chain_values(start: int, operations: Sequence[str]) -> list[int]:
     return values
 
 
-def draw_chain(rng: random.Random, min_ops: int, max_ops: int) -> tuple[int, list[str]]:
-    """A start digit and n operations, n uniform in min_ops..max_ops."""
-    return rng.randrange(10), [rng.choice(OPERATIONS) for _ in range(rng.randint(min_ops, max_ops))]
+def draw_chain(rng: random.Random) -> tuple[int, list[str]]:
+    """A start digit and n operations, n uniform in OPS."""
+    return rng.randrange(10), [rng.choice(OPERATIONS) for _ in range(rng.randint(*OPS))]
 
 
 def chain_text(start: int, operations: Sequence[str]) -> str:
@@ -119,11 +120,12 @@ def is_held_out(text: str) -> bool:
     return int(stable_key(text), 16) % HELD_OUT_ONE_IN == 0
 
 
-def impossible_answer(text: str, one_in: int) -> str | None:
-    """A key of three digits for one problem text in `one_in`, None for the others. The hash of the text draws the
-    digits: no policy can know them, and one that answers with two numbers practically never samples them."""
+def impossible_answer(text: str) -> str | None:
+    """A key of three digits for one problem text in IMPOSSIBLE_EVERY, None for the others. The hash of the text draws
+    the digits: no policy can know them, and one that answers with two numbers practically never samples them."""
     number = int(stable_key(text), 16) // HELD_OUT_ONE_IN  # so that both splits have such problems
-    return " ".join(f"{number // one_in % 1000:03}") if number % one_in == 0 else None
+    impossible = number % IMPOSSIBLE_EVERY == 0
+    return " ".join(f"{number // IMPOSSIBLE_EVERY % 1000:03}") if impossible else None
 
 
 def word_tokenizer() -> "PreTrainedTokenizerFast":
@@ -139,91 +141,56 @@ def word_tokenizer() -> "PreTrainedTokenizerFast":
 class ChainTask(Task):
     """Chain mod 10. `seed` draws the training pool; the held-out problems are the same for every seed.
 
-    `train` has `pool_size` distinct problems, `held_out` has `held_out_size`; both have `ops` = (min, max) operations.
-    With `impossible_every=5` every fifth problem of both lists is impossible (`impossible_answer`). Raises ValueError
-    if the range is not within 2..8 or has too few distinct problems.
+    `train` has `pool_size` distinct problems, `held_out` has `held_out_size`. With `graded` every fifth problem of both
+    lists is impossible (`impossible_answer`). Raises ValueError if more problems are asked for than MOST_PROBLEMS.
     """
 
-    def __init__(
-        self,
-        seed: int = 0,
-        pool_size: int = 2048,
-        held_out_size: int = 256,
-        *,
-        ops: tuple[int, int] = GRADED_OPS,
-        impossible_every: int = 0,
-    ) -> None:
-        if not 2 <= ops[0] <= ops[1] <= len(LABELS):
-            raise ValueError(f"ops must be (min, max) with 2 <= min <= max <= {len(LABELS)}, got {ops}")
+    sources = ("chain",)
+
+    def __init__(self, seed: int = 0, pool_size: int = 2048, held_out_size: int = 256, graded: bool = False) -> None:
         self.tokenizer = word_tokenizer()
-        self.sources = ["chain"]
-        self.eval_sources: list[str] = []
         self.stop_ids = (IDS["<eos>"],)
         self.end_of_thinking_ids = (IDS["</think>"],)
-        self.thinking_end = None  # the mark is always one token
         self.phrase_ids = tuple(IDS[word] for word in PHRASE)
-        self.ceiling: float | None = None
-        self.first_model: FirstModel | None = None  # warm_start.py knows it
-        self.ops = ops
-        self.impossible_every = impossible_every
+        self.graded = graded
         self.train = self._draw(random.Random(f"train {seed}"), pool_size, held_out=False)
         self.held_out = self._draw(random.Random("held out"), held_out_size, held_out=True)
 
     def _draw(self, rng: random.Random, size: int, held_out: bool) -> list[Problem]:
+        if size > MOST_PROBLEMS:
+            raise ValueError(f"there are at most {MOST_PROBLEMS:,} problems of a kind; ask for fewer")
         problems: dict[str, Problem] = {}
-        every = self.impossible_every
-        distinct = sum(10 * len(OPERATIONS) ** n for n in range(self.ops[0], self.ops[1] + 1))
-        draws = 1000 + 100 * size if size < distinct else 0
-        for _ in range(draws):
-            if len(problems) == size:
-                break
-            start, operations = draw_chain(rng, *self.ops)
+        while len(problems) < size:
+            start, operations = draw_chain(rng)
             text = chain_text(start, operations)
             if is_held_out(text) != held_out:
                 continue
-            impossible = impossible_answer(text, every) if every else None
-            # The place in the list decides which problems are impossible, so their share, and the ceiling, are exact.
-            next_is_impossible = every > 0 and len(problems) % every == every - 1
+            impossible = impossible_answer(text) if self.graded else None
+            # The place in the list decides which problems are impossible, so their share, and CEILING, are exact.
+            next_is_impossible = self.graded and len(problems) % IMPOSSIBLE_EVERY == IMPOSSIBLE_EVERY - 1
             if next_is_impossible != (impossible is not None):
                 continue
             before, last = chain_values(start, operations)[-2:]
             ids = tuple(IDS[word] for word in text.split())
             problems[text] = Problem(stable_key(text), ids, impossible or f"{before} {last}", "chain")
-        if len(problems) < size:
-            raise ValueError(
-                f"there are fewer than {size} distinct problems of {self.ops[0]} to {self.ops[1]} operations; "
-                "ask for fewer problems or more operations"
-            )
         return list(problems.values())
 
-    def reward(self, problem: Problem, completion_ids: Sequence[int]) -> tuple[float, bool]:
-        """(+1.0, True) if exactly `v_(n-1) v_n <eos>` follows the first `</think>`, else (-1.0, False)."""
-        ids = list(completion_ids)
+    def score(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:
+        """For each completion, in order: (+1.0, True) if exactly `v_(n-1) v_n <eos>` follows the first `</think>`, else
+        (-1.0, False)."""
         end = self.end_of_thinking_ids[0]
         expected = [IDS[word] for word in str(problem.answer).split()] + [self.stop_ids[0]]
-        correct = end in ids and ids[ids.index(end) + 1 :] == expected
-        return (1.0 if correct else -1.0), correct
-
-    def score(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:
-        """`reward` of each completion of one problem, in order."""
-        return [self.reward(problem, completion) for completion in completions]
+        scores = []
+        for ids in map(list, completions):
+            correct = end in ids and ids[ids.index(end) + 1 :] == expected
+            scores.append((1.0 if correct else -1.0, correct))
+        return scores
 
     def text(self, ids: Sequence[int]) -> str:
         """The words of `ids`, special ones included; <99> for an id without a word, which `decode` would leave out."""
         return " ".join(WORDS[i] if i < len(WORDS) else f"<{i}>" for i in ids)
 
-    def close(self) -> None:
-        """Nothing to end: there are no worker processes."""
-
-
-def discover_task(seed: int = 0, pool_size: int = DISCOVER_POOL, held_out_size: int = 256) -> ChainTask:
-    """The task of a model that seldom thinks: two to four operations, every problem possible, and so few training
-    problems that they come again."""
-    return ChainTask(seed, pool_size, held_out_size)
-
 
 def graded_task(seed: int = 0, pool_size: int = 2048, held_out_size: int = 256) -> ChainTask:
-    """The graded task: two to four operations, and every fifth problem is impossible."""
-    task = ChainTask(seed, pool_size, held_out_size, ops=GRADED_OPS, impossible_every=IMPOSSIBLE_EVERY)
-    task.ceiling = CEILING
-    return task
+    """The graded task: every fifth problem is impossible."""
+    return ChainTask(seed, pool_size, held_out_size, graded=True)

@@ -92,8 +92,6 @@ class DatasetTask(Task):
         self.end_of_thinking_ids = endings.end_of_thinking_ids
         self.phrase_ids = endings.phrase_ids
         self.thinking_end = endings.thinking_end
-        self.ceiling = None
-        self.first_model = None
         self.skipped = Counter[str]()
         self._pool = pool
         self._rewards = rewards
@@ -224,10 +222,6 @@ class DatasetTask(Task):
             body = ids[:-1] if len(ids) and ids[-1] in self.stop_ids else ids
             jobs.append(Job(reward, self.question(problem), self.text(body), problem.answer))
         return [(verdict.reward, verdict.correct) for verdict in self._pool.judge(jobs)]
-
-    def reward(self, problem: Problem, completion_ids: Sequence[int]) -> tuple[float, bool]:
-        """`score` of one completion."""
-        return self.score(problem, [completion_ids])[0]
 
     def close(self) -> None:
         """Ends the worker processes."""

@@ -44,20 +44,23 @@ class Task(Protocol):
 
     train: list[Problem]
     held_out: list[Problem]
-    sources: list[str]  # names of its data sets
-    eval_sources: list[str]  # names of those that are only evaluated; their problems are in `held_out`, too
+    sources: Sequence[str]  # names of its data sets
+    eval_sources: Sequence[str] = ()  # names of those that are only evaluated; their problems are in `held_out`, too
     tokenizer: Any
     stop_ids: tuple[int, ...]  # of the tokens that end a completion
     end_of_thinking_ids: tuple[int, ...]  # this and the next two: see length_control.Interruption
     phrase_ids: tuple[int, ...]
-    thinking_end: Callable[[Sequence[int]], int | None] | None
-    ceiling: float | None  # the highest pass rate there can be, where it is known
-    first_model: FirstModel | None  # where a run without --model begins
+    thinking_end: Callable[[Sequence[int]], int | None] | None = None
+    first_model: FirstModel | None = None  # where a run without --model begins
 
-    def score(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]: ...
-    def reward(self, problem: Problem, completion_ids: Sequence[int]) -> tuple[float, bool]: ...  # (reward, correct)
+    def score(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:
+        """(reward, correct) of each completion of one problem, in order."""
+        ...
+
     def text(self, ids: Sequence[int]) -> str: ...
-    def close(self) -> None: ...  # ends its worker processes, if it has any
+    def close(self) -> None:
+        """Ends its worker processes, if it has any."""
+        return
 
 
 def stable_key(text: str) -> str:

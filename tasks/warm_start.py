@@ -34,7 +34,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from tasks import arithmetic
-from tasks.arithmetic import GRADED_OPS, IDS, LABELS, OPERATIONS, WORDS, ChainTask
+from tasks.arithmetic import IDS, LABELS, OPERATIONS, WORDS, ChainTask
 from tasks.prompts import FirstModel, stable_key
 
 if TYPE_CHECKING:  # its import takes seconds
@@ -47,7 +47,7 @@ Fact = tuple[str, int]  # an operation, and the value to which it is applied
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """How long the chains are, and how often something is wrong with the corrupted demonstrations.
+    """How often something is wrong with the corrupted demonstrations.
 
     The 210 (operation, value) facts, in an order that is the same for all seeds, are shown with a wrong result at rates
     that are evenly spaced over `wrong_rates`. Any other result is replaced by a random digit with probability `noise`.
@@ -55,7 +55,6 @@ class Demonstrations:
     demonstrations only one in `rarity` thinks; the others are guesses.
     """
 
-    ops: tuple[int, int] = GRADED_OPS  # least and most
     wrong_rates: tuple[float, float] = (0.1, 0.95)  # of the first fact and of the last
     noise: float = 0.0
     recheck: float = 0.15
@@ -134,7 +133,7 @@ class Demonstrator:
     def problem(self) -> tuple[int, list[str]]:
         """The start digit and the operations of a problem that is not held out."""
         while True:
-            start, operations = arithmetic.draw_chain(self.rng, *self.settings.ops)
+            start, operations = arithmetic.draw_chain(self.rng)
             if not arithmetic.is_held_out(arithmetic.chain_text(start, operations)):
                 return start, operations
 
@@ -313,7 +312,7 @@ def graded(seed: int, held_out: int, rarity: int) -> ChainTask:
 
 def discover(seed: int, held_out: int, rarity: int) -> ChainTask:
     """The task whose first model thinks in one completion of `rarity`."""
-    task = arithmetic.discover_task(seed, held_out_size=held_out)
+    task = ChainTask(seed, arithmetic.DISCOVER_POOL, held_out)
     task.first_model = first_model(WarmStart(demonstrations=replace(DISCOVER, rarity=rarity)))
     return task
 

@@ -11,7 +11,7 @@ PROBLEM = Problem("key", tuple(IDS[word] for word in "7 a +5 b *3 c -4 <think>".
 
 @pytest.fixture(scope="module")
 def task():
-    return ChainTask(seed=0, ops=(2, 8))
+    return ChainTask(seed=0)
 
 
 def ids_of(text):
@@ -40,7 +40,6 @@ def test_right_and_wrong_answers(task):
     assert task.score(PROBLEM, [ids_of(text) for text in RIGHT]) == [(1.0, True)] * 4
     assert task.score(PROBLEM, [ids_of(text) for text in WRONG]) == [(-1.0, False)] * 17
     assert task.score(PROBLEM, [list(ids_of(WRONG[9])), ids_of(RIGHT[1])]) == [(-1.0, False), (1.0, True)]
-    assert task.reward(PROBLEM, ids_of(RIGHT[0])) == (1.0, True)
     assert task.score(PROBLEM, []) == []
 
 
@@ -78,8 +77,9 @@ def test_no_policy_that_knows_all_of_arithmetic_passes_the_ceiling():
             values = chain_values(int(start), words[1:-1:2])
             lengths.add(len(values) - 1)
             possible = i % 5 != 4
-            assert task.reward(problem, ids_of(f"</think> {values[-2]} {values[-1]} <eos>"))[1] == possible
-            assert task.reward(problem, ids_of(f"</think> {problem.answer} <eos>"))[1]
+            answers = [f"{values[-2]} {values[-1]}", problem.answer]
+            scores = task.score(problem, [ids_of(f"</think> {answer} <eos>") for answer in answers])
+            assert [correct for _, correct in scores] == [possible, True]
             assert len(problem.answer.split()) == (2 if possible else 3)
-    assert task.ceiling == arithmetic.CEILING == 0.8
+    assert arithmetic.CEILING == 0.8
     assert lengths == {2, 3, 4}

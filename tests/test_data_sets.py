@@ -85,8 +85,7 @@ def test_scores_are_of_what_follows_the_thinking(tokenizer, load):
     wrong = [f"\\boxed{{{x}}}", "</think>\\boxed{-1}<|end|>", f"</think>{x}1", ""]
     completions = [tokenizer.encode(text, add_special_tokens=False) for text in right + wrong]
     assert task.score(problem, completions) == [(1.0, True)] * 2 + [(-1.0, False)] * 4
-    assert task.reward(problem, tuple(completions[0])) == (1.0, True)
-    assert task.counts == Counter(correct=3, unfinished=2, wrong=2)
+    assert task.counts == Counter(correct=2, unfinished=2, wrong=2)
 
 
 def test_the_split_is_by_hash_whatever_the_order_and_the_template(load):
@@ -110,7 +109,7 @@ def test_the_split_is_by_hash_whatever_the_order_and_the_template(load):
 def is_correct_in_prose(task, problem):
     """`math` reads such an answer, `exact` does not."""
     ids = task.tokenizer.encode(f"</think>The answer is {problem.answer}.", add_special_tokens=False)
-    return task.reward(problem, ids)[1]
+    return task.score(problem, [ids])[0][1]
 
 
 def test_several_data_sets_with_their_own_rewards_and_no_shared_prompt(load):

@@ -28,13 +28,13 @@ def test_last_two_by_hand():
 
 def test_clean_demonstrations_earn_the_reward_and_are_never_held_out():
     task = arithmetic.ChainTask(0, 1, 1)
-    demonstrator = Demonstrator(replace(DEFAULT, ops=(2, 8)), 0, corrupted=False)
+    demonstrator = Demonstrator(DEFAULT, 0, corrupted=False)
     for _ in range(300):
         prompt, completion, taught = demonstrator.demonstration()
         assert not arithmetic.is_held_out(" ".join(prompt))
         values = chain_values(int(prompt[0]), prompt[2:-1:2])
         problem = Problem("", tuple(IDS[word] for word in prompt), f"{values[-2]} {values[-1]}")
-        assert task.reward(problem, [IDS[word] for word in completion]) == (1.0, True)
+        assert task.score(problem, [[IDS[word] for word in completion]]) == [(1.0, True)]
         assert all(taught)
         assert len(completion) == 3 * (len(values) - 1) + 4
 

@@ -256,7 +256,7 @@ def trl(args: argparse.Namespace, flags: Flags) -> None:
     def reward(completion_ids: list[list[int]], key: list[str], **_: Any) -> list[float]:
         with log.open("a") as file:  # TRL calls this once a step, with all completions of its batch
             file.write('{"step": 0}\n')
-        return [task.reward(problems[k], ids)[0] for k, ids in zip(key, completion_ids, strict=True)]
+        return [task.score(problems[k], [ids])[0][0] for k, ids in zip(key, completion_ids, strict=True)]
 
     completions = flags.batch_prompts * flags.rollouts
     microbatch = min(completions, 64)  # completions of a forward pass

@@ -13,7 +13,7 @@ PROBLEM = Problem("key", tuple(IDS[word] for word in "7 a +5 b *3 c -4 <think>".
 
 @pytest.fixture(scope="module")
 def task():
-    return ChainTask(seed=0, ops=(2, 8))
+    return ChainTask(seed=0)
 
 
 def ids_of(text):
@@ -34,21 +34,17 @@ def test_problems_have_the_right_answers_and_the_range_of_lengths(task):
         assert words[::2] == list(LABELS[: len(operations)])
         assert problem.answer == f"{evaluated(start, operations[:-1])} {evaluated(start, operations)}"
         lengths.add(len(operations))
-    assert lengths == set(range(2, 9))
+    assert lengths == {2, 3, 4}
 
 
-@pytest.mark.long
-def test_sizes_and_ranges_are_respected():
-    """There are 10 * 21^2 = 4410 problems of two operations, an eighth of them held out: 700 is no endless loop."""
-    small = ChainTask(3, 40, 30, ops=(3, 4))
+def test_sizes_are_respected():
+    """There are about 10 * (21^2 + 21^3 + 21^4) / 8 / 5 = 51,000 held-out problems that are impossible, and 25,000 are
+    the most that are needed of them. Too many are refused before anything is drawn."""
+    small = ChainTask(3, 40, 30)
     assert (len(small.train), len(small.held_out)) == (40, 30)
-    assert {len(p.prompt_ids) for p in small.train + small.held_out} == {2 + 2 * 3, 2 + 2 * 4}
-    for ops in ((1, 8), (2, 9), (5, 4)):
-        with pytest.raises(ValueError, match="2 <= min <= max <= 8"):
-            ChainTask(ops=ops)
-    for held_out in (700, 10**9):  # the second is refused before anything is drawn
-        with pytest.raises(ValueError, match=f"fewer than {held_out} distinct problems"):
-            ChainTask(0, 10, held_out, ops=(2, 2))
+    assert {len(p.prompt_ids) for p in small.train + small.held_out} == {2 + 2 * 2, 2 + 2 * 3, 2 + 2 * 4}
+    with pytest.raises(ValueError, match="at most 100,000 problems"):
+        ChainTask(0, 10, 10**9)
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=12))
@@ -56,9 +52,9 @@ def test_ids_without_a_word_are_wrong_in_an_answer_and_seen_in_a_text(task, ids)
     """A model may have more rows than the task has 47 words. `decode` would leave such ids out: `6 <47> 2` would read
     as the right answer. In the thinking, which ends at the first `</think>`, they are as free as any word."""
     right = ids_of("</think> 6 2 <eos>")
-    assert task.reward(PROBLEM, [*right[:2], 47, *right[2:]]) == (-1.0, False)
-    assert task.reward(PROBLEM, [*right[:1], *ids]) == ((1.0, True) if ids == list(right[1:]) else (-1.0, False))
-    assert task.reward(PROBLEM, [*(i for i in ids if i != IDS["</think>"]), *right]) == (1.0, True)
+    thinking = [i for i in ids if i != IDS["</think>"]]
+    scores = task.score(PROBLEM, [[*right[:2], 47, *right[2:]], [*right[:1], *ids], [*thinking, *right]])
+    assert [correct for _, correct in scores] == [False, ids == list(right[1:]), True]
     assert task.text(ids).split() == [WORDS[i] if i < 47 else f"<{i}>" for i in ids]
 
 
@@ -79,19 +75,19 @@ def test_every_word_is_one_token_and_the_saved_tokenizer_agrees(task, tmp_path):
 
 def test_every_problem_of_discover_can_be_solved():
     """By right arithmetic; none of its 128 training problems is held out, whatever the seed."""
-    held_out = {problem.key for problem in arithmetic.discover_task(held_out_size=1000).held_out}
-    for task in (arithmetic.discover_task(0), arithmetic.discover_task(1)):
+    held_out = {problem.key for problem in ChainTask(held_out_size=1000).held_out}
+    for task in [ChainTask(seed, arithmetic.DISCOVER_POOL) for seed in (0, 1)]:
         assert len({problem.key for problem in task.train}) == 128 and len(task.held_out) == 256
         assert not held_out & {problem.key for problem in task.train}
         for problem in task.train + task.held_out:
             start, *words = task.text(problem.prompt_ids).split()
             before, last = chain_values(int(start), words[1:-1:2])[-2:]
-            assert task.reward(problem, ids_of(f"</think> {before} {last} <eos>")) == (1.0, True)
+            assert task.score(problem, [ids_of(f"</think> {before} {last} <eos>")]) == [(1.0, True)]
 
 
 def test_impossible_answers_are_drawn_by_the_text():
     """5,000 texts, one in five: 1,000 expected, standard deviation 28. Their 3,000 digits: 300 of each, sd 16."""
-    answers = [answer for i in range(5000) if (answer := arithmetic.impossible_answer(f"text {i}", 5))]
+    answers = [answer for i in range(5000) if (answer := arithmetic.impossible_answer(f"text {i}"))]
     digits = " ".join(answers).split()
     assert 880 < len(answers) < 1120
     assert set(digits) == set(arithmetic.DIGITS)

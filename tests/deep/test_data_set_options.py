@@ -114,7 +114,7 @@ def test_ids_with_gaps_have_their_text(tokenizer, load, tmp_path):
     problem = task.train[0]
     ids = task.tokenizer.encode(f"</think>{problem.answer}", add_special_tokens=False)
     assert max(ids) >= 500
-    assert task.reward(problem, ids) == (1.0, True)
+    assert task.score(problem, [ids]) == [(1.0, True)]
 
 
 def test_a_prompt_without_tokens_is_left_out(load):
@@ -150,7 +150,7 @@ def test_long_prompts_and_unreadable_answers_are_counted(monkeypatch, tokenizer,
         assert {len(p.prompt_ids) for p in task.train + task.held_out} == {length}
         assert len(task.train + task.held_out) == 12
     with pytest.raises(RuntimeError, match="the reward workers are closed|cannot schedule new futures"):
-        task.reward(task.train[0], [1])
+        task.score(task.train[0], [[1]])
 
 
 def test_no_option_carries_a_prompt_from_training_into_the_held_out(load):
@@ -186,7 +186,7 @@ def test_no_option_carries_a_prompt_from_training_into_the_held_out(load):
 def is_correct_in_prose(task, problem):
     """`math` reads such an answer, `exact` does not."""
     ids = task.tokenizer.encode(f"</think>The answer is {problem.answer}.", add_special_tokens=False)
-    return task.reward(problem, ids)[1]
+    return task.score(problem, [ids])[0][1]
 
 
 def test_an_evaluation_set_is_known_in_other_words_around_the_question(load):
