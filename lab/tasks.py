@@ -20,14 +20,15 @@ Each function takes what `--task` gives: the seed, the number of held-out proble
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from tasks import arithmetic
 from tasks.arithmetic import PHRASE, RECHECK, ChainTask
-from tasks.warm_start import DISCOVER, GRADED, Demonstrations, Demonstrator, ModelShape, WarmStart, first_model
+from tasks.warm_start import DISCOVER, Demonstrations, Demonstrator, ModelShape, WarmStart, first_model
 from tasks.warm_start import wrong_rates as rates_of
 
 LONGEST_RAMBLE = 24  # tokens, more than the budgets of runs
+RARE = replace(DISCOVER, wrong_rates=(0.0, 0.99))  # few facts that the model does not know
 RARE_POOL = 256  # training problems, twice those of `discover`, since few of them teach anything
 
 SHAPES = {
@@ -56,24 +57,12 @@ class RareDemonstrator(Demonstrator):
         return True
 
 
-@dataclass(frozen=True)
-class Rare(Demonstrations):
-    """Few facts that the model does not know."""
-
-    wrong_rates: tuple[float, float] = (0.0, 0.99)
-    recheck: float = 0.0
-    restart: float = 0.0
-    cut: float = 0.0
-
-    def demonstrator(self, seed: int, corrupted: bool) -> Demonstrator:
-        """Who writes them."""
-        return RareDemonstrator(self, seed, corrupted)
-
-
 def rare(seed: int, held_out: int, rarity: int) -> ChainTask:
     """The task in which few prompts teach anything."""
     task = ChainTask(seed, RARE_POOL, held_out)
-    task.first_model = first_model(WarmStart(demonstrations=Rare(rarity=rarity)))
+    task.first_model = first_model(
+        WarmStart(demonstrations=replace(RARE, rarity=rarity), demonstrator=RareDemonstrator)
+    )
     return task
 
 
@@ -95,24 +84,11 @@ class RamblingDemonstrator(Demonstrator):
         return words + [RECHECK] * self.rng.randint(1, LONGEST_RAMBLE), PHRASE
 
 
-@dataclass(frozen=True)
-class Ramble(Demonstrations):
-    """Thinking that seldom ends."""
-
-    wrong_rates: tuple[float, float] = DISCOVER.wrong_rates
-    recheck: float = 0.0
-    restart: float = 0.0
-    cut: float = 0.0
-
-    def demonstrator(self, seed: int, corrupted: bool) -> Demonstrator:
-        """Who writes them."""
-        return RamblingDemonstrator(self, seed, corrupted)
-
-
 def ramble(seed: int, held_out: int, rarity: int) -> ChainTask:
     """The task of a model that seldom stops by itself."""
     task = ChainTask(seed, arithmetic.DISCOVER_POOL, held_out)
-    task.first_model = first_model(WarmStart(demonstrations=Ramble(rarity=rarity)))
+    settings = replace(DISCOVER, rarity=rarity)
+    task.first_model = first_model(WarmStart(demonstrations=settings, demonstrator=RamblingDemonstrator))
     return task
 
 
@@ -122,9 +98,9 @@ def ramble(seed: int, held_out: int, rarity: int) -> ChainTask:
 def graded(size: str, seed: int, held_out: int) -> ChainTask:
     """The default task with a first model of this size, one of SHAPES. The steps are upper bounds; the loss is the one
     that m reaches in its 90 steps."""
-    settings = WarmStart(SHAPES[size], GRADED, clean_steps=3000, corrupted_loss=0.67, corrupted_steps=600)
+    settings = WarmStart(SHAPES[size], clean_steps=3000, corrupted_loss=0.67, corrupted_steps=600)
     task = arithmetic.graded_task(seed, held_out_size=held_out)
-    task.first_model = first_model(settings if size != "m" else WarmStart(demonstrations=GRADED), seed)
+    task.first_model = first_model(settings, seed)
     return task
 
 

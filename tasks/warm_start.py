@@ -19,7 +19,6 @@ later runs. Other first models, and other sizes of this one, are in lab/tasks.py
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import random
 import shutil
@@ -50,24 +49,17 @@ class Demonstrations:
     """How often something is wrong with the corrupted demonstrations.
 
     The 210 (operation, value) facts, in an order that is the same for all seeds, are shown with a wrong result at rates
-    that are evenly spaced over `wrong_rates`. Any other result is replaced by a random digit with probability `noise`.
-    `recheck` is the chance of a recheck per step; `restart` and `cut` are chances per demonstration. Of the
-    demonstrations only one in `rarity` thinks; the others are guesses.
+    that are evenly spaced over `wrong_rates`. `recheck` is the chance of a recheck per step; `restart` and `cut` are
+    chances per demonstration. Of the demonstrations only one in `rarity` thinks; the others are guesses.
     """
 
     wrong_rates: tuple[float, float] = (0.1, 0.95)  # of the first fact and of the last
-    noise: float = 0.0
     recheck: float = 0.15
     restart: float = 0.35
     cut: float = 0.15
     rarity: int = 1
 
-    def demonstrator(self, seed: int, corrupted: bool) -> Demonstrator:
-        """Who writes them."""
-        return Demonstrator(self, seed, corrupted)
 
-
-GRADED = Demonstrations()
 DISCOVER = Demonstrations(wrong_rates=(0.02, 0.10), recheck=0.0, restart=0.0, cut=0.0)
 
 
@@ -104,8 +96,7 @@ class Demonstrator:
             return right
         if self.happens(self.wrong_rates[operation, value]):
             return self.rng.choice([digit for digit in range(10) if digit != right])
-        if self.happens(self.settings.noise):
-            return self.rng.randrange(10)
+        self.rng.random()  # a draw for a mistake that is gone, or the demonstrations of published runs would change
         return right
 
     def thinking(self, start: int, operations: Sequence[str]) -> list[str]:
@@ -201,6 +192,7 @@ class WarmStart:
 
     shape: ModelShape = ModelShape()
     demonstrations: Demonstrations = Demonstrations()
+    demonstrator: type[Demonstrator] = Demonstrator  # who writes them
     clean_loss: float = 0.08  # at which the first phase ends
     clean_steps: int = 600  # at most
     corrupted_loss: float = 0.0  # at which the second one ends
@@ -239,20 +231,15 @@ def new_model(shape: ModelShape, seed: int) -> PreTrainedModel:
         return Qwen3ForCausalLM(config).float()
 
 
-def warm_start_optimizer(model: nn.Module, lr: float) -> torch.optim.AdamW:
-    """AdamW as the warm start uses it."""
-    return torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
-
-
 def train_warm_start(settings: WarmStart, seed: int, report: Report = lambda line: None) -> PreTrainedModel:
     """The warm-started model. The first phase, clean demonstrations, ends at a smoothed loss and not at a step count,
     or the seed would decide how much is left for RL. Raises RuntimeError if that loss is not reached."""
     model = new_model(settings.shape, seed)
-    optimizer = warm_start_optimizer(model, settings.lr)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.98), weight_decay=0.01)
 
     def phase(corrupted: bool, max_steps: int, enough: float) -> float:
         """Trains until the smoothed loss is below `enough`, or for `max_steps`. Returns that loss."""
-        demonstrator = settings.demonstrations.demonstrator(seed, corrupted)
+        demonstrator = settings.demonstrator(settings.demonstrations, seed, corrupted)
         batches = (demonstrator.batch(settings.batch_size) for _ in range(max_steps))
         smoothed = math.inf
         for step, loss in enumerate(supervised_steps(model, optimizer, batches), 1):
@@ -281,11 +268,10 @@ def warm_start(
     """Folder of the warm-started model and its tokenizer in Hugging Face format. It is trained once, then cached under
     a hash of the settings, the seed and the files that make it. It is written under a temporary name and
     renamed, so a folder that exists is complete, even if a run was killed. `report` gets one line per phase."""
-    kind = type(settings.demonstrations)  # perhaps one of another file
     here = Path(__file__)
-    sources = [Path(file).read_text("utf-8") for file in (here, here.with_name("arithmetic.py"), inspect.getfile(kind))]
-    ingredients = json.dumps([asdict(settings), kind.__name__, seed, torch.__version__, *sources])
-    folder = Path(cache_dir) / f"chain-{stable_key(ingredients)}"
+    files = here, here.with_name("arithmetic.py"), inspect.getfile(settings.demonstrator)  # perhaps of another file
+    sources = [Path(file).read_text("utf-8") for file in files]
+    folder = Path(cache_dir) / f"chain-{stable_key(repr((settings, seed, torch.__version__, sources)))}"
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

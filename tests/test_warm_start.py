@@ -77,8 +77,8 @@ def test_warm_start_is_cached_under_its_settings_and_its_code(tmp_path, monkeypa
     assert warm_start(cache, settings=QUICK, report=lines.append) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
     assert len(lines) == 2
-    noisy = replace(QUICK, demonstrations=Demonstrations(noise=0.2))
-    others = [warm_start(cache, settings=noisy), warm_start(cache, settings=QUICK, seed=1)]
+    other = replace(QUICK, demonstrations=Demonstrations(cut=0.2))
+    others = [warm_start(cache, settings=other), warm_start(cache, settings=QUICK, seed=1)]
     changed = shutil.copytree(Path(module.__file__).parent, tmp_path / "tasks")
     monkeypatch.setattr(module, "__file__", str(changed / "warm_start.py"))
     for name in ("arithmetic.py", "warm_start.py"):

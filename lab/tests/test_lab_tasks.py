@@ -3,11 +3,12 @@
 import hashlib
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from lab import tasks
-from lab.tasks import SHAPES, Ramble, Rare
+from lab.tasks import RARE, SHAPES, RamblingDemonstrator, RareDemonstrator
 from tasks import arithmetic, warm_start
 from tasks.arithmetic import CEILING, DIGITS
 from tasks.warm_start import WarmStart, new_model
@@ -44,7 +45,7 @@ def test_demonstrations_models_and_problems_are_those_of_the_published_runs(monk
     assert digest([[p.key for p in task.train], [p.key for p in task.held_out], ceiling]) == problems
     task.first_model(tmp_path, print)
     [(settings, seed)] = made
-    writers = [settings.demonstrations.demonstrator(seed, corrupted) for corrupted in (False, True)]
+    writers = [settings.demonstrator(settings.demonstrations, seed, corrupted) for corrupted in (False, True)]
     demonstrations = [writer.demonstration() for writer in writers for _ in range(300)]
     shapes = [list(p.shape) for p in new_model(settings.shape, seed).parameters()]
     training = [settings.clean_loss, settings.clean_steps, settings.corrupted_loss, settings.corrupted_steps]
@@ -54,14 +55,15 @@ def test_demonstrations_models_and_problems_are_those_of_the_published_runs(monk
 def test_two_kinds_of_demonstrations_never_share_a_cached_model(monkeypatch, tmp_path):
     """Ramble and discover have equal numbers, and so would have had one folder."""
     monkeypatch.setattr(warm_start, "train_warm_start", lambda settings, seed, report: new_model(settings.shape, seed))
-    settings = [warm_start.DISCOVER, Ramble(), Rare(wrong_rates=warm_start.DISCOVER.wrong_rates)]
-    folders = {warm_start.warm_start(tmp_path, settings=WarmStart(demonstrations=each)) for each in settings}
+    settings = WarmStart(demonstrations=warm_start.DISCOVER)
+    kinds = (settings.demonstrator, RamblingDemonstrator, RareDemonstrator)
+    folders = {warm_start.warm_start(tmp_path, settings=replace(settings, demonstrator=kind)) for kind in kinds}
     assert len(folders) == 3
 
 
 def test_one_fact_in_so_many_is_nearly_always_wrong_and_the_others_never():
     """Of 210 facts the 1st, 101st and 201st; all demonstrations think. Three operations with three results each."""
-    demonstrator, wrong, times = Rare(rarity=100).demonstrator(0, corrupted=True), Counter(), Counter()
+    demonstrator, wrong, times = RareDemonstrator(replace(RARE, rarity=100), 0, corrupted=True), Counter(), Counter()
     rates = demonstrator.wrong_rates
     assert Counter(rates.values()) == {0.99: 3, 0.0: 207}
     for _ in range(4000):
@@ -79,7 +81,7 @@ def test_one_fact_in_so_many_is_nearly_always_wrong_and_the_others_never():
 @pytest.mark.parametrize("corrupted", [False, True])
 def test_one_demonstration_in_so_many_stops_by_itself_and_the_others_ramble(corrupted):
     """Exactly the 5th, 10th, ...; the phrase is not taught, and the answer is the last two results of the thinking."""
-    demonstrator = Ramble(rarity=5).demonstrator(0, corrupted)
+    demonstrator = RamblingDemonstrator(replace(warm_start.DISCOVER, rarity=5), 0, corrupted)
     waits = set()
     for i in range(1, 1001):
         _, completion, taught = demonstrator.demonstration()

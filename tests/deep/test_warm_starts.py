@@ -23,13 +23,11 @@ DEFAULT = Demonstrations()
 QUICK = WarmStart(clean_loss=99.0, corrupted_steps=2, batch_size=4)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.2])
 @pytest.mark.parametrize("place", [0, 105, 209])
-def test_corrupted_results_are_wrong_as_often_as_asked_for(place, noise):
+def test_corrupted_results_are_wrong_as_often_as_asked_for(place):
     """20,000 draws: standard deviations up to .0035. Of 210 facts in an order that no seed changes, fact i is wrong at
-    x = .1 + .85 (i + .5) / 210: from .102 to .948, and any of nine digits is as likely. Noise replaces the rest, 1 - x,
-    by one of ten digits."""
-    demonstrator = Demonstrator(replace(DEFAULT, noise=noise), seed=place, corrupted=True)
+    x = .1 + .85 (i + .5) / 210: from .102 to .948, and any of nine digits is as likely."""
+    demonstrator = Demonstrator(DEFAULT, seed=place, corrupted=True)
     rates = module.wrong_rates((0.1, 0.95))
     facts = list(rates)
     assert len(facts) == 210
@@ -37,8 +35,8 @@ def test_corrupted_results_are_wrong_as_often_as_asked_for(place, noise):
     x = 0.1 + 0.85 * (place + 0.5) / 210
     assert rates[facts[place]] == pytest.approx(x)
     count = Counter(demonstrator.result(*facts[place]) for _ in range(20_000))
-    expected = [x / 9 + (1 - x) * noise / 10] * 10
-    expected[apply(*facts[place])] = (1 - x) * (1 - noise + noise / 10)
+    expected = [x / 9] * 10
+    expected[apply(*facts[place])] = 1 - x
     assert [count[digit] / 20_000 for digit in range(10)] == pytest.approx(expected, abs=0.015)
 
 
@@ -46,8 +44,8 @@ def test_corrupted_results_are_wrong_as_often_as_asked_for(place, noise):
 def test_corrupted_demonstrations_ramble_as_asked_for():
     """2,000 demonstrations. Restart .35, cut .15 (standard deviations .011, .008). Every step keeps its chain: the
     value that a result was computed from is the result before, or the start digit after a restart. Half of the
-    restarts come at the end, and of the others one in n: .5 + .5 * mean(1/2, ..., 1/8) = .623 of 700 (.018)."""
-    settings = Demonstrations(ops=(2, 8), wrong_rates=(0.0, 0.0), cut=0.0)
+    restarts come at the end, and of the others one in n: .5 + .5 * mean(1/2, 1/3, 1/4) = .681 of 700 (.018)."""
+    settings = Demonstrations(wrong_rates=(0.0, 0.0), cut=0.0)
     demonstrator = Demonstrator(settings, 0, corrupted=True)
     count = Counter()
     for _ in range(2000):
@@ -66,7 +64,7 @@ def test_corrupted_demonstrations_ramble_as_asked_for():
             count["restarts"] += 1
             count["at end"] += prompt[-3] in thinking[: thinking.index("again")]
     assert count["restarts"] / 2000 == pytest.approx(0.35, abs=0.04)
-    assert count["at end"] / count["restarts"] == pytest.approx(0.623, abs=0.07)
+    assert count["at end"] / count["restarts"] == pytest.approx(0.681, abs=0.07)
     assert count["rechecks"] / count["steps"] == pytest.approx(0.15, abs=0.02)
     cuts = sum(PHRASE[0] in Demonstrator(DEFAULT, seed, True).demonstration()[1] for seed in range(1000))
     assert 0.10 < cuts / 1000 < 0.20
@@ -76,8 +74,10 @@ def test_corrupted_demonstrations_ramble_as_asked_for():
 def test_the_rate_falls_to_nothing_where_few_demonstrations_think(rarity, share, monkeypatch):
     """Where all think it stays as it is."""
     optimizers = []
-    new = module.warm_start_optimizer
-    monkeypatch.setattr(module, "warm_start_optimizer", lambda *args: optimizers.append(new(*args)) or optimizers[0])
+    new = torch.optim.AdamW
+    monkeypatch.setattr(
+        torch.optim, "AdamW", lambda *args, **options: optimizers.append(new(*args, **options)) or optimizers[0]
+    )
     module.train_warm_start(replace(QUICK, demonstrations=Demonstrations(rarity=rarity)), 0)
     assert optimizers[0].param_groups[0]["lr"] == share * QUICK.lr
 
@@ -104,7 +104,7 @@ def test_supervised_steps_learn_the_taught_tokens_of_their_own_batch():
     for p, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, gradient / norm, rtol=1e-3, atol=1e-6)
     before = [p.detach().clone() for p in model.parameters()]
-    optimizer = module.warm_start_optimizer(model, WarmStart().lr)
+    optimizer = torch.optim.AdamW(model.parameters(), WarmStart().lr)
     first, second = module.supervised_steps(model, optimizer, [(ids, labels)] * 2)
     assert first == pytest.approx(loss.item(), rel=1e-5)
     assert second < first
