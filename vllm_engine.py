@@ -18,11 +18,12 @@ at version 4, which is expected. Where one version sampled all tokens, prefill i
 SIMPLIFIED. One engine on this host. What a run adds is in runtime/engine.py, and other hosts are in lab/hosts;
 pipeline_rl.py decides when a request may enter.
 
-A log-prob that is no number must not pass as one:
+By hand, without vLLM: new weights went live in the middle of a request, after its third token. vLLM reports spans:
 
->>> check_sample([7, 9], [-0.1, float("nan")], [3, 4], "stop")
-Traceback (most recent call last):
-RuntimeError: the engine returned a log-prob that is not finite or above 0
+>>> token_versions([Span(0, 3, "3"), Span(3, 5, "4")])
+[3, 3, 3, 4, 4]
+
+The trainer is at version 5 when it reads them, so the lags of these five tokens are 2, 2, 2, 1, 1.
 """
 
 import itertools
@@ -30,10 +31,10 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -141,10 +142,7 @@ class VLLMEngine:
     def logprobs_and_versions(self, output: Any) -> tuple[list[float], list[int]]:
         """(log-probs, versions) of a request's tokens. vLLM reports spans of tokens for each version of the weights."""
         completion = output.outputs[0]
-        versions: list[int] = []
-        for span in completion.weight_versions:
-            versions += [int(span.version)] * (span.end - span.start)
-        return completion.logprobs.logprobs, versions
+        return completion.logprobs.logprobs, token_versions(completion.weight_versions)
 
     async def update(self) -> None:
         """The weights prepared last become live, between two steps of vLLM: requests freeze and keep their cache."""
@@ -278,6 +276,22 @@ def vllm_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:
     return always | (exact if gpu else on_cpu | uncompiled)
 
 
+class Span(NamedTuple):
+    """Tokens `start` to `end` - 1 of a completion, sampled by one version, as vLLM reports them."""
+
+    start: int
+    end: int
+    version: str
+
+
+def token_versions(spans: Iterable[Span]) -> list[int]:
+    """The version that sampled each token."""
+    versions: list[int] = []
+    for span in spans:
+        versions += [int(span.version)] * (span.end - span.start)
+    return versions
+
+
 def check_sample(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: str) -> None:
     """Raises RuntimeError for what is missing: lengths differ, a log-prob is NaN, infinite or above 0 (1e-4 of rounding
     is allowed), or the request neither stopped nor ran out.
@@ -298,5 +312,5 @@ def check_sample(ids: Sequence[int], logprobs: Sequence[float], versions: Sequen
 if __name__ == "__main__":  # check the example; docs/pipeline_rl_alone.py runs an engine
     import doctest
 
-    print(__doc__[__doc__.index("A log-prob that") :])
+    print(__doc__[__doc__.index("By hand") :])
     raise SystemExit(doctest.testmod().failed)

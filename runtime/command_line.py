@@ -36,6 +36,38 @@ MOVED = {
     "weight_channel nccl": "--engine lab.hosts:NcclEngine",
     "weight_channel message": "--engine lab.hosts:RayMessageEngine",
 }
+# What other trainers call our flags. TRL's `epsilon`, verl's `clip_ratio` and OpenRLHF's `init_kl_coef` are among them.
+OTHER_NAMES = {
+    "learning_rate": "lr",
+    "batch_size": "batch_prompts",
+    "train_batch_size": "batch_prompts",
+    "num_generations": "rollouts",
+    "group_size": "rollouts",
+    "n_samples_per_prompt": "rollouts",
+    "epochs": "max_steps",
+    "num_train_epochs": "max_steps",
+    "total_training_steps": "max_steps",
+    "num_steps": "max_steps",
+    "model_name_or_path": "model",
+    "train_data": "dataset",
+    "max_completion_length": "max_budget",
+    "max_new_tokens": "max_budget",
+    "max_tokens": "max_budget",
+    "max_prompt_length": "max_prompt_tokens",
+    "beta": "kl_coef",
+    "init_kl_coef": "kl_coef",
+    "epsilon": "eps_low",
+    "epsilon_high": "eps_high",
+    "clip_ratio": "eps_low",
+    "loss_type": "loss",
+    "reward_funcs": "reward",
+    "scale_rewards": "normalize_advantages",
+    "resume_from_checkpoint": "resume",
+    "save_steps": "save_every",
+    "eval_steps": "eval_every",
+    "micro_batch_size": "tokens_per_microbatch",
+    "bf16": "dtype",
+}
 
 
 def parse_flags(argv: Sequence[str], description: str) -> Flags:
@@ -100,7 +132,7 @@ def saved_flags(folder: str) -> dict[str, Any]:
     try:
         saved = json.loads(config.read_text())
         version = saved.pop("version", "0.13 or older")
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise UsageError(f"--resume {folder}: {config} cannot be read; give the folder of an earlier run.") from error
     if version != VERSION:
         raise UsageError(f"--resume {folder}: version {version} wrote this run; only that version can go on with it.")
@@ -124,7 +156,7 @@ def parsed_engine_args(text: str) -> dict[str, Any]:
     """The JSON object of --engine_args, empty for no text. Raises UsageError."""
     try:
         options = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         options = None
     if not isinstance(options, dict):
         raise UsageError(f"--engine_args must be a JSON object, as '{{\"block_size\": 64}}', not {text}.")
@@ -138,9 +170,16 @@ def _parsed(parser: ArgumentParser, argv: Sequence[str]) -> Flags:
     options, unknown = parser.parse_known_args(argv)
     if unknown:
         name = unknown[0].split("=")[0]
-        [nearest] = get_close_matches(name.lstrip("-").replace("-", "_"), DEFAULTS, n=1, cutoff=0)
-        raise UsageError(f"unknown flag {name}; did you mean --{nearest}?")
+        raise UsageError(f"unknown flag {name}; {advice_for(name)}")
     return Flags(**vars(options))
+
+
+def advice_for(unknown: str) -> str:
+    """The flag that somebody may have meant who gave an unknown one: the nearest of ours and of other trainers'."""
+    name = unknown.lstrip("-").replace("-", "_").lower()
+    for nearest in get_close_matches(name, [*DEFAULTS, *OTHER_NAMES], n=1, cutoff=0.6):
+        return f"did you mean --{OTHER_NAMES.get(nearest, nearest)}?"
+    return "--help lists all of them."
 
 
 class _Parser(ArgumentParser):

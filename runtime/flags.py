@@ -22,6 +22,7 @@ BUILT_IN = ("graded", "discover")  # the tasks that need no --model
 # The default of --lr for a pretrained model: DAPO's for 32B (arXiv 2503.14476), IsoCompute's for 1,024 completions a
 # step (2603.12151), twice ScaleRL's for 8B. Small ones take more: `make -C lab real` has 1e-5 for 135M.
 PRETRAINED_LR = 1e-6
+LONGEST_MESSAGE = 800  # characters
 BOUNDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
 
 # Flags that may name your own code, as `module:function`: the names that are ours, and what yours is called with.
@@ -34,9 +35,12 @@ SEAMS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 class UsageError(ValueError):
-    """A flag that cannot work. The message names it and the fix in one line: unprintable characters are escaped."""
+    """A flag that cannot work. The message names it and the fix in one line: unprintable characters are escaped, and of
+    a long one, which repeats a long value, the middle is left out."""
 
     def __init__(self, message: str):
+        if len(message) > LONGEST_MESSAGE:
+            message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 2 :]}"
         super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
 
 

@@ -6,6 +6,7 @@ is recognized, and how long the logs were, so that a resumed run takes off what 
 """
 
 import json
+import math
 import os
 import random
 import shutil
@@ -112,9 +113,11 @@ class Folder:
             (self.path / name).unlink(missing_ok=True)
 
     def append(self, name: str, record: Record) -> None:
-        """One more line of `name`. Raises RunFailed if the disk is full."""
+        """One more line of `name`, with null for a number that is not finite: JSON has no NaN, and other readers refuse
+        the whole line. Raises RunFailed if the disk is full."""
+        finite = {key: None if is_not_finite(value) else value for key, value in record.items()}
         with writing(self.path / name), (self.path / name).open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(finite) + "\n")
 
     def replace(self, name: str, text: str) -> None:
         """Replaces the file `name`: a stop leaves either the old file or the new one."""
@@ -222,6 +225,11 @@ def whole_state(folder: Path) -> Record | None:
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
     return state if sizes == state["files"] else None
+
+
+def is_not_finite(value: Any) -> bool:
+    """Whether this is a NaN or an infinity."""
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def swap(new: Path, final: Path, old: Path) -> None:

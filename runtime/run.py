@@ -286,6 +286,9 @@ def resume(run: Run) -> dict[str, int]:
     except UNREADABLE as error:
         raise UsageError(f"--resume: {checkpoint / 'state.json'} is damaged ({reason_of(error)}).") from error
     run.ranks.say(f"resumed from {checkpoint}; {len(run.prompts.first)} prompts that were in flight come first")
+    step, last = run.progress.step, run.flags.max_steps
+    if step >= last:
+        run.ranks.say(f"nothing is trained: the run is at step {step}, --max_steps is {last}; give a larger one")
     return state["logs"]
 
 

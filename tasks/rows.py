@@ -42,7 +42,8 @@ def parse_data_sets(text: str) -> list[DataSet]:
         "my/set::test"                    reads another split than `train`
         "a.jsonl:exact,my/set:main:math"  judges the first by `exact`, the second as math
 
-    Raises ValueError on a part without a name or with `=`, a data set that is named twice, a split of a file.
+    Raises ValueError on a part without a name or with `=`, unless it is a file that is there, on a data set that is
+    named twice, and on a split of a file.
     """
     data_sets = [parse_data_set(part.strip()) for part in text.split(",")]
     names = [data.name for data in data_sets]
@@ -53,16 +54,24 @@ def parse_data_sets(text: str) -> list[DataSet]:
 
 def parse_data_set(text: str) -> DataSet:
     """One of the parts that `parse_data_sets` reads."""
-    names, _, last = text.rpartition(":")
-    reward = last if last in VERIFIERS else None
-    if reward is None:
-        names = text
+    names, reward = split_reward(text)
     name, config, split = [*names.split(":", 2), "", ""][:3]  # a split may hold a colon: train[:100]
-    if not name or "=" in text:
+    if not name or has_stray_equals(text):
         raise ValueError(f"`dataset` must be NAME[:CONFIG[:SPLIT]][:REWARD],... got {text!r}")
     if ":" in names and (Path(name).suffix in FILE_KINDS or Path(name).is_file()):
         raise ValueError(f"`dataset` {names}: a file has no configuration and no split; give name and reward only")
     return DataSet(name, config or None, split or None, reward)
+
+
+def split_reward(text: str) -> tuple[str, str | None]:
+    """(data set, its reward) of one of the parts."""
+    names, _, last = text.rpartition(":")
+    return (names, last) if last in VERIFIERS else (text, None)
+
+
+def has_stray_equals(text: str) -> bool:
+    """Whether a part has `=` and is no file with such a name: then the name of an evaluation set is too many."""
+    return "=" in text and not Path(split_reward(text)[0]).is_file()
 
 
 def parse_eval_sets(text: str) -> dict[str, DataSet]:
@@ -75,7 +84,7 @@ def parse_eval_sets(text: str) -> dict[str, DataSet]:
     data_sets: dict[str, DataSet] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, _, data = map(str.strip, part.partition("="))
-        if not re.fullmatch(r"[\w.-]+", name) or not data or "=" in data:
+        if not re.fullmatch(r"[\w.-]+", name) or not data or has_stray_equals(data):
             raise ValueError(f"`eval_dataset` must be NAME=DATA[:CONFIG[:SPLIT]][:REWARD],... got {part!r}")
         if name in data_sets:
             raise ValueError(f"`eval_dataset` has the name {name} twice; give each set its own")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,12 +68,31 @@ def find_endings(
         raise ValueError("the tokenizer has no end-of-sequence token; name one with `stop_tokens`")
     if not end:
         return Endings(stops, "", (), (), None)
-    end_ids = tuple(tokenizer.encode(end, add_special_tokens=False))
-    phrase_ids = tuple(tokenizer.encode(phrase, add_special_tokens=False))
+    end_ids = encode(tokenizer, end)
+    phrase_ids = encode(tokenizer, phrase)
     # An added token is never merged with its neighbors, so its id is enough.
     is_one_token = end in tokenizer.get_added_vocab()
     thinking_end = None if is_one_token else end_in_text(tokenizer, end)
     return Endings(stops, end, end_ids, phrase_ids, thinking_end)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    """Token ids of `text` alone. Raises ValueError if the tokenizer cannot write it."""
+    with encoding(repr(text)):
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+@contextlib.contextmanager
+def encoding(what: str) -> Iterator[None]:
+    """What a tokenizer raises for words that it does not have becomes a ValueError. The one of our own tasks knows a
+    few words only: it cannot write the prompts of a data set."""
+    try:
+        yield
+    except Exception as error:  # the library `tokenizers` raises no narrower kind
+        reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+        raise ValueError(
+            f"`model`: its tokenizer cannot write {what} ({reason}); take a model that was trained on text"
+        ) from error
 
 
 def default_stop_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -151,16 +170,18 @@ def encode_prompts(
     has_template = tokenizer.chat_template or type(tokenizer).__name__.startswith("MistralCommon")
     if not apply_chat_template or not has_template:
         texts = ["\n\n".join(message["content"] for message in messages) for messages in filled]
-        return [without_extra_ends(tokenizer, ids) for ids in tokenizer(texts)["input_ids"]]
+        with encoding("the prompts"):
+            return [without_extra_ends(tokenizer, ids) for ids in tokenizer(texts)["input_ids"]]
     choice = {} if thinking is None else {"enable_thinking": thinking}
-    try:
-        ids = tokenizer.apply_chat_template(
-            filled, add_generation_prompt=True, tokenize=True, return_dict=False, **choice
-        )
-    except TEMPLATE_ERRORS as error:
-        reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
-    else:
-        reason = "" if any(ids) else "it writes nothing"
+    with encoding("the prompts"):
+        try:
+            ids = tokenizer.apply_chat_template(
+                filled, add_generation_prompt=True, tokenize=True, return_dict=False, **choice
+            )
+        except TEMPLATE_ERRORS as error:
+            reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+        else:
+            reason = "" if any(ids) else "it writes nothing"
     if reason:
         fix = "change the messages or the template, or set `apply_chat_template` false"
         raise ValueError(f"the tokenizer's chat template does not take these prompts ({reason}); {fix}")

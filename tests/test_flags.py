@@ -73,6 +73,8 @@ def test_a_flag_that_moved_says_where():
 
 def test_a_mistyped_flag():
     assert refusal("--rolouts 8") == "unknown flag --rolouts; did you mean --rollouts?"
+    assert refusal("--learning_rate 1e-5") == "unknown flag --learning_rate; did you mean --lr?"  # another trainer's
+    assert refusal("--frobnicate") == "unknown flag --frobnicate; --help lists all of them."
     assert refusal("--k eight") == "argument --k: invalid int value: 'eight'"
 
 

@@ -270,9 +270,13 @@ def draw(published: Mapping[str, Groups]) -> None:
             seconds = run.points["device_hours"] * 3600 / 2  # on two cores
             C = seconds if axes is speed else run.points["tokens"] / 1000
             axes.plot(C, run.rates, look, lw=0.8, label=label if run is runs[0] else None)
+            fallen = depths(run.rates) > FALL
+            axes.plot(C[fallen], run.rates[fallen], f"{look[:2]}.", ms=3)
         axes.legend(loc="center right")
     speed.set(title="PipelineRL learns in less time than turns", xlabel="seconds on two cores", xlim=(0, 100))
     speed.set_ylabel("pass rate")
+    falls.plot([], [], "k.", ms=3, label=f"fallen: more than {FALL} below its best")
+    falls.legend(loc=(0.4, 0.1), fontsize=8)
     falls.set(title="Eight updates old: CISPO falls, DISPO mostly stands", xlabel="thousand sampled tokens")
     figure.savefig(RESULTS.parent / "pictures" / "speed_and_falls.png", dpi=130)
 

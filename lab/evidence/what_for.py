@@ -9,7 +9,7 @@ tested. Settings, measures and the number of seeds were committed before the pub
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,28 @@ class Pair:
 
 
 MEASURES = ("tokens", "flops", "device_hours", "end")
+WORDS = {  # of the measures, and of the columns that show a mechanism at work
+    "tokens": "sampled tokens",
+    "flops": "FLOPs",
+    "device_hours": "device-hours",
+    "end": "pass rate at the end",
+    "lag": "mean lag, updates",
+    "clipped_positive": "tokens silenced by the clip",
+    "mismatch": "mismatch, nats a token",
+    "truncated": "completions cut off",
+    "ess": "effective sample size",
+    "kept": "rollouts that train",
+}
+SIDES = {  # of each pair: what a reader knows it as
+    "pipeline": ("PipelineRL", "in turns of 8 updates"),
+    "clip": ("CISPO", "GRPO's clip"),
+    "fp32": ("FP32 logits", "bfloat16 logits"),
+    "average": ("prompt average", "sample average"),
+    "normalization": ("the batch's std", "the prompt's std"),
+    "filter": ("zero-variance filter", "without the filter"),
+    "retire": ("solved prompts retire", "all prompts are drawn"),
+    "interruption": ("forced interruption", "completions are cut off"),
+}
 PAIRS = {
     "pipeline": Pair("recipe", "in-turns", "lag", "device_hours"),
     "clip": Pair("many-updates", "many-updates-grpo-clip", "clipped_positive", "tokens", rate=0.25),
@@ -79,17 +101,18 @@ def tested(name: str, numbers: pd.DataFrame) -> pd.Series:
     return differences(numbers, pair.without, pair.recipe, pair.tested)
 
 
-def at_evaluations(name: str, groups: Groups) -> str:
-    """The compute that is tested, counted to the first evaluation at or above the rate: where evaluations are rare, a
-    line between two of them says more than was measured."""
+def at_evaluations(name: str, groups: Groups) -> pd.Series:
+    """The logarithms of the compute that is tested, without the change minus with it, by seed, counted to the first
+    evaluation at or above the rate: where evaluations are rare, a line between two of them says more than was
+    measured."""
     pair = PAIRS[name]
     known = {
         variant: {run.seed: run.points[pair.tested][run.rates >= pair.rate] for run in groups[variant]}
         for variant in (pair.recipe, pair.without)
     }
     reached = {variant: {seed: C[0] for seed, C in runs.items() if C.size} for variant, runs in known.items()}
-    apart = np.log(pd.Series(reached[pair.without]) / pd.Series(reached[pair.recipe])).dropna()
-    return f"{as_text(interval(apart), pair.tested)} ({len(apart)} pairs)"
+    ratios = pd.Series(reached[pair.without], dtype=float) / pd.Series(reached[pair.recipe], dtype=float)
+    return np.log(ratios).dropna()
 
 
 def holm(p: Sequence[float]) -> np.ndarray:
@@ -129,10 +152,15 @@ def draw(groups: Groups, path: Path) -> None:
     figure, panels = pyplot.subplots(2, 4, figsize=(15, 6.5), sharey=True, layout="constrained")
     for panel, (name, pair) in zip(panels.flat, PAIRS.items(), strict=True):
         axis = "tokens" if pair.tested == "end" else pair.tested
-        for variant, style in ((pair.recipe, "C0-"), (pair.without, "C1--")):
+        looks = ((pair.recipe, "C0-"), (pair.without, "C1--"))
+        for label, (variant, style) in zip(SIDES[name], looks, strict=True):
             for run in groups[variant]:
-                panel.plot(run.points[axis], run.rates, style, linewidth=0.8)
-        panel.set(title=name, xlabel=axis)
+                panel.plot(run.points[axis], run.rates, style, linewidth=0.8, label=label)
+                label = None  # one line of the legend for all seeds
+        panel.set(title=name, xlabel=WORDS[axis])
+        panel.legend(fontsize=8)
+    for panel in panels[:, 0]:
+        panel.set_ylabel("pass rate")
     figure.savefig(path, dpi=80)
 
 
@@ -159,16 +187,38 @@ def make(name: str, seeds: int, output: Path) -> int:
     for run in runs_of(collect(output)).values():
         if run.variant in groups and run.state == "finished":
             groups[run.variant].append(run)
-    numbers = measured(pair, groups)
-    for title, text in row(name, groups, numbers).items():
-        print(f"{title:<16}{text}")
-    if pair.tested != "end":
-        print(f"at evaluations  {at_evaluations(name, groups)}")
+    print(report(name, groups))
     ablate.draw(groups, "tokens" if pair.tested == "end" else pair.tested, output / f"{name}.png")
-    print(f"picture         {output / name}.png")
-    _, low, high = interval(tested(name, numbers))
-    print("seen: 0 lies outside the interval" if low > 0 or high < 0 else "not seen: 0 lies in the interval")
+    print(f"picture: {output / name}.png")
     return 0
+
+
+def report(name: str, groups: Groups) -> str:
+    """A pair's runs in words: both sides by name, what differs, and whether it can be seen."""
+    pair = PAIRS[name]
+    numbers = measured(pair, groups)
+    sides = dict(zip(SIDES[name], (pair.recipe, pair.without), strict=True))
+    lines = [f"{'':<28}" + "".join(f"{side:<26}" for side in sides)]
+
+    def line(title: str, cells: Iterable[str]) -> None:
+        lines.append(f"{title:<28}" + "".join(f"{cell:<26}" for cell in cells).rstrip())
+
+    line("runs", (str(len(groups[variant])) for variant in sides.values()))
+    means = [np.mean([np.nanmean(run.points[pair.mechanism]) for run in groups[v]]) for v in sides.values()]
+    line(WORDS[pair.mechanism], (f"{mean:.3g}" for mean in means))
+    line(WORDS["end"], (f"{numbers.loc[variant, 'end'].mean():.3f}" for variant in sides.values()))
+    if pair.tested == "end":
+        goal, apart = WORDS["end"], tested(name, numbers)
+    else:
+        goal = f"{WORDS[pair.tested]} to the first evaluation at {pair.rate:g} or above"
+        apart = at_evaluations(name, groups)
+    mean, low, high = interval(apart)
+    with_it, without = sides
+    lines += [
+        f"{goal}, {without} against {with_it}: {as_text((mean, low, high), pair.tested)} ({len(apart)} pairs)",
+        "seen: 0 lies outside the interval" if low > 0 or high < 0 else "not seen: 0 lies in the interval",
+    ]
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -366,7 +366,7 @@ def best_fit(C: ArrayLike, R: ArrayLike, n_samples: ArrayLike | None, R0: float 
     needed = 1 if n is None else 0
     places = np.unique(C[C > 0])
     if spare < needed or places.size < 3:
-        few = f"{C.size} usable points at {places.size} computes > 0 are too few: evaluate more often"
+        few = f"too few points: {C.size}, with {places.size} different values of compute above 0; evaluate more often"
         return replace(f, reason=few)
     data, curve = best_curve(C, R, n, search_box(C, R0, A))
     return replace(

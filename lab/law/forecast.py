@@ -516,7 +516,7 @@ def plot_one(axes: Any, r: CurveReport) -> None:
         low, high = f.interval(grid, noise=True)
         axes.fill_between(grid, low, high, color="C0", alpha=0.2, lw=0, label="forecast, 95%")
         axes.plot([1.04 * r.end] * 2, f.A_interval, "_-", color="C1", label="ceiling A")
-        title = f"{name}, {last / r.end:.0%} of the compute"
+        title = f"{name},\nforecast from {last / r.end:.0%} of the compute"
         title += f"\nceiling {f.A_interval[0]:.2f} to {f.A_interval[1]:.2f}"
         if f.reason:
             title += ", not known yet"

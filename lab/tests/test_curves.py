@@ -212,7 +212,7 @@ def test_points_are_cleaned_and_not_modified():
 
 def test_few_points_are_enough_for_fixed_values():
     R = [0.1, 0.2, 0.3, 0.4]
-    few = "{} usable points at {} computes > 0 are too few: evaluate more often"
+    few = "too few points: {}, with {} different values of compute above 0; evaluate more often"
     assert fit([5, 6, 7, 10], R).reason == few.format(4, 4)
     assert fit([1, 2] * 20, R * 10).reason == few.format(40, 2)
     assert fit([0, 1, 2, 3], R, R0=0.4, A=0.4).A == pytest.approx(0.4)

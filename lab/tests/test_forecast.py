@@ -266,7 +266,7 @@ FLAT = (
     r"the pass rate does not rise beyond its noise by C = 24: no curve to fit\. Its level is {}; if it goes on as it is, "
     r"an evaluation lies in \[{}\] \(about 90 %\)\. Of 243 flat beginnings .* 75 rose .* 36 fell and 132 stayed"
 )
-FEW = "{} usable points at {} computes > 0 are too few: evaluate more often"
+FEW = "too few points: {}, with {} different values of compute above 0; evaluate more often"
 FALL = "the last 4 points lie below the curve: the run falls, and nothing says where it ends"
 AROUND = 0.4 + NOISE[12:].mean() + 2.5 * NOISE.std(ddof=1) * np.array([-1, 1])
 COLLAPSE = "the run collapsed, from {} in its best stretch to {} now: nothing says where it ends"

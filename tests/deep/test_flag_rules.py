@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import train
 from runtime import engine_flags
-from runtime.command_line import MOVED, lr_note, parse_flags
+from runtime.command_line import MOVED, OTHER_NAMES, lr_note, parse_flags
 from runtime.engine_flags import choose_engine, engine_options
 from runtime.flags import BOUNDS, DEFAULTS, VERSION, Flags, UsageError, check_flags, new_pacer
 from runtime.folder import check_folder
@@ -99,7 +99,7 @@ def test_a_folder_of_another_version_or_of_none_is_one_sentence(command):
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("--zzz=3", "unknown flag --zzz; did you mean --"),
+        ("--zzz=3", "unknown flag --zzz; --help lists all of them."),
         ("--eps-maxx", "unknown flag --eps-maxx; did you mean --eps_max?"),
         ("--rolouts", "unknown flag --rolouts; did you mean --rollouts?"),
         ("--loss=ppo", "--loss must be cispo, gspo, dapo, grpo, tis or module:function, not ppo."),
@@ -117,6 +117,41 @@ def test_a_wrong_word_is_one_line_and_exit_code_2(monkeypatch, tmp_path, capsys,
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"train.py: {sentence}") and err.count("\n") == 1
     assert not any(tmp_path.iterdir())  # before anything is written
+
+
+def test_the_readmes_command_for_your_data_is_whole(command):
+    """No flag is missing: the notes have nothing to add."""
+    [words] = re.findall(r"`python train.py (--model MODEL .*?)`", (ROOT / "README.md").read_text())
+    flags, notes = command(words)
+    assert flags.pretrained and notes == []
+
+
+def test_names_of_other_trainers_lead_to_ours(command):
+    """TRL, verl, OpenRLHF; with dashes, with their own beginnings, with a letter missing."""
+    expected = {
+        "--learning-rate": "lr",
+        "--per_device_train_batch_size": "batch_prompts",
+        "--num_generations": "rollouts",
+        "--epochs": "max_steps",
+        "--num_train_epoch": "max_steps",
+        "--max_completion_length": "max_budget",
+        "--max_prompt_length": "max_prompt_tokens",
+        "--beta": "kl_coef",
+        "--resume_from_checkpoint": "resume",
+        "--Learning_Rate": "lr",
+        "--eval_data": "eval_dataset",
+        "--outputdir": "output_dir",
+    }
+    for other, ours in expected.items():
+        assert command(f"{other} 1")[1] == f"unknown flag {other}; did you mean --{ours}?"
+    assert set(OTHER_NAMES.values()) <= set(DEFAULTS) and not set(OTHER_NAMES) & set(DEFAULTS)
+
+
+def test_a_long_value_is_not_repeated_whole(command):
+    """5,000 characters, and brackets that no JSON reader follows so deep."""
+    for words in (f"--loss {'x' * 5000}", f"--{'x' * 5000}", f"--engine_args {'[' * 3000}"):
+        sentence = command(words)[1]
+        assert len(sentence) < 900 and re.match("--loss must be|unknown flag --xxx|--engine_args must be", sentence)
 
 
 # A command line that is refused | words of the sentence, which names the first flag | its neighbor that starts

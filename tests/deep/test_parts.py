@@ -38,6 +38,20 @@ def data_flags(folder, **changes):
     return Flags(**options | {"reward": "exact", "interruption_phrase": "time up </think>"} | changes)
 
 
+@pytest.mark.parametrize("template", [True, False])
+@pytest.mark.parametrize("phrase", ["", "time up </think>"])
+def test_a_tokenizer_of_few_words_is_one_sentence(chat_model, tmp_path, template, phrase):
+    """The model of a demo run cannot write other prompts, nor the paper's phrase: its tokenizer raises a bare
+    Exception."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "6 * 7?", "answer": "42"}\n' * 2)
+    flags = data_flags(chat_model, dataset=str(rows), interruption_phrase=phrase, apply_chat_template=template)
+    with pytest.raises(
+        UsageError, match=r"^--model: its tokenizer cannot write .* \(Exception: WordLevel error: .*\); "
+    ):
+        load_task(flags)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "prompt_ends", "correct"),

@@ -1,5 +1,7 @@
 """runtime/recorder.py and evaluation.py: warnings, verdicts, trackers, and texts that a terminal must not see."""
 
+import json
+import math
 import sys
 from collections import Counter
 from types import SimpleNamespace
@@ -34,6 +36,36 @@ def test_samples_reach_no_terminal(monkeypatch, program, tmp_path):
     records = Folder(tmp_path / "run").read("samples.jsonl")
     assert len(records) == 4 and {r["completion"] for r in records} == {text}
     assert not set(out + err) & set("\x1b\x07\x7f\x9b\u202e\ud800") and "title" not in out + err
+
+
+def test_a_gradient_that_is_no_number_leaves_json(tmp_path):
+    """JSON has no NaN and no Infinity, and readers such as jq refuse the line: null."""
+
+    def refuse(constant):
+        raise ValueError(constant)
+
+    record = {
+        "step": 3,
+        "grad_norm": math.nan,
+        "ratio_max": math.inf,
+        "lag": -math.inf,
+        "loss": 0.5,
+        "groups": [["a", 1]],
+    }
+    Folder(tmp_path).append("metrics.jsonl", record)
+    [line] = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    missing = {"grad_norm": None, "ratio_max": None, "lag": None}
+    assert json.loads(line, parse_constant=refuse) == record | missing
+
+
+def test_a_resume_that_trains_nothing_says_so(program):
+    """--max_steps at the run's step or below it."""
+    program("--max_steps", "3")
+    for steps in ("3", "2"):
+        code, out, _ = program("--resume", "--max_steps", steps)
+        words = f"nothing is trained: the run is at step 3, --max_steps is {steps}; give a larger one"
+        assert code == 0 and out.count(words) == 1
+    assert "nothing is trained" not in program("--resume", "--max_steps", "4")[1]
 
 
 @pytest.mark.parametrize(("changes", "empty_steps", "message"), [

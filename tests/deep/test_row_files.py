@@ -1,6 +1,7 @@
 """Rows: files that are none, numbers written out, columns in messages, and what is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -35,6 +36,20 @@ def test_names_that_mean_nothing_are_refused(words):
     for text in REFUSED[words].split("|"):
         with pytest.raises(ValueError, match=words):
             (parse_eval_sets if "eval_dataset" in words else parse_data_sets)(text.strip())
+
+
+def test_a_file_may_have_an_equals_sign_in_its_name(tmp_path):
+    """As folders of a sweep do. Beside it, a name that is no file stays refused."""
+    folder = tmp_path / "lr=1e-6"
+    folder.mkdir()
+    file = str(folder / "a=b.jsonl")
+    Path(file).touch()
+    assert parse_data_sets(file) == [DataSet(file)]
+    assert parse_data_sets(f"{file}:exact") == [DataSet(file, reward="exact")]
+    assert parse_eval_sets(f"mine={file}") == {"mine": DataSet(file)}
+    for text in (f"mine={file}", f"{file}x", f"{folder}/b=c.jsonl:math"):
+        with pytest.raises(ValueError, match="`dataset` must be"):
+            parse_data_sets(text)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

@@ -60,7 +60,24 @@ def test_compute_at_evaluations_by_hand():
         pair.recipe: [example(pair.recipe, seed, [0.1, 0.2, 0.4]) for seed in (0, 1)],
         pair.without: [example(pair.without, 0, [0.1, 0.1, 0.1, 0.2, 0.3]), example(pair.without, 1, [0.1, 0.1])],
     }
-    assert what_for.at_evaluations("clip", groups) == "+100 % (1 pairs)"
+    assert what_for.at_evaluations("clip", groups).to_dict() == {0: pytest.approx(np.log(2))}
+
+
+def test_what_is_printed_of_a_pair_is_in_words():
+    """Both sides by name, no Markdown and no key of a column; compute to evaluations, 200 tokens against 100."""
+    pair = PAIRS["clip"]
+    clipped = {pair.recipe: 0.02, pair.without: 0.08}
+    rates = {pair.recipe: [0.1, 0.2, 0.4, 0.4, 0.4], pair.without: [0.1, 0.1, 0.1, 0.2, 0.3]}
+    groups = {v: [example(v, s, rates[v], clipped_positive=np.full(5, clipped[v])) for s in (0, 1)] for v in rates}
+    lines = what_for.report("clip", groups).splitlines()
+    assert lines[0].split() == ["CISPO", "GRPO's", "clip"] and lines[1].split() == ["runs", "2", "2"]
+    assert lines[2].split() == ["tokens", "silenced", "by", "the", "clip", "0.02", "0.08"]
+    assert lines[3].split()[-2:] == ["0.400", "0.250"]
+    said = "sampled tokens to the first evaluation at 0.25 or above, GRPO's clip against CISPO: +100 % [+100, +100] (2 pairs)"
+    assert lines[4:] == [said, "seen: 0 lies outside the interval"]
+    assert (
+        what_for.SIDES.keys() == PAIRS.keys() and {pair.mechanism for pair in PAIRS.values()} <= what_for.WORDS.keys()
+    )
 
 
 def test_ceilings_by_hand():
