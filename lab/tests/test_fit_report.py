@@ -128,7 +128,7 @@ def test_report_holds_the_numbers():
     known = format_report(curve(records(n=40, n_prompts=20_000), name="all"))
     assert " identifiable\nB " in known and "not identifiable" not in known and "the end" not in known
     assert "\nat 3.9M " in known  # nothing was asked for: twice the compute of 1.95M
-    assert format_report(curve(records(n=3), name="few")).startswith("few: no forecast: 3 usable points at 2 computes")
+    assert format_report(curve(records(n=3), name="few")).startswith("few: no forecast: too few points: 3, with 2 different")
 
 
 def test_the_known_ceiling_of_a_run_is_held_or_missed(tmp_path):
@@ -212,7 +212,7 @@ BAD = {  # the arguments, {}: the file below, and words of the message
     "x": ("{} --x samples", ROW, "none of the 1 rows has samples"),
     "percents": ("{}", ROW | {"pass_rate": 30}, "divide percents by 100"),
     "negative": ("{}", ROW | {"tokens": -1, "step": 1}, "need compute >= 0"),
-    "few": ("{}", ROW, "1 usable points"),
+    "few": ("{}", ROW, "too few points: 1,"),
     "late": ("{}", LATE, "compute starts at 1e+06"),
     "plot": ("{} --plot {}/a.png", records(), "a.png"),
 }
@@ -260,7 +260,7 @@ def test_a_run_that_does_not_rise_has_a_verdict_and_is_no_bad_input(tmp_path, ca
     for file, text in zip(files, (first, second), strict=True):
         assert text.startswith(f"{file}: no forecast: the pass rate does not rise beyond its noise")
     path = write(tmp_path / "eval.jsonl", [*FLAT[:8], *records()[8:]])
-    for share, words in (("0.3", "the pass rate does not rise"), ("0.1", "2 usable points")):
+    for share, words in (("0.3", "the pass rate does not rise"), ("0.1", "too few points: 2,")):
         assert main([str(path), "--fit-until", "1", share]) == 0
         whole, part = capsys.readouterr().out.split("\n\n")
         assert "\nA     ceiling " in whole and f": no forecast: {words}" in part

@@ -498,7 +498,7 @@ def test_the_report_is_that_of_forecast(tmp_path, capsys):
 GOOD = csv(("tokens", "pass_rate"), C, R)
 BAD = [  # (text of the file, more of the command line, words of the sentence)
     (GOOD, "--fit-until 50", "share of the compute in (0, 1], not 50"),
-    (GOOD, "--fit-until 0.1", "usable points"),
+    (GOOD, "--fit-until 0.1", "too few points"),
     (GOOD, "--predict-at nan", "--predict-at: need compute >= 0"),
     (GOOD, "--predict-at -1", "--predict-at: need compute >= 0"),
     (GOOD, "--range nan 1", "--range 0 100 for percents"),
@@ -514,8 +514,8 @@ BAD = [  # (text of the file, more of the command line, words of the sentence)
     (GOOD.replace("tokens", "hours"), "", "name one with --x; there are hours, pass_rate"),
     (csv(("tokens", "a/acc", "b/acc"), C, R, R), "--y acc", "2 columns fit: name one with --y; there are a/a"),
     (csv(("tokens", "pass_rate"), 1e9 + C, R), "", "--x-start first"),
-    (csv(("tokens", "pass_rate"), C[:2], R[:2]), "", "2 usable points"),
-    (csv(("tokens", "pass_rate"), C[:1], R[:1]), "", "1 usable points"),
+    (csv(("tokens", "pass_rate"), C[:2], R[:2]), "", "too few points: 2,"),
+    (csv(("tokens", "pass_rate"), C[:1], R[:1]), "", "too few points: 1,"),
     (GOOD.replace("0.1\n", "high\n", 1), "", "pass_rate has what is no number: "),
     ("", "", "name one with --y; there are none at all"),
     ("tokens,pass_rate\n", "", "name one with --y"),

@@ -28,7 +28,7 @@ CONCEPTS = list(DECLARED)
 # What each file prints as a script, among other things; the one that reads runs is asked for --help.
 PRINTED = {
     "pipeline_rl": "lag",
-    "vllm_engine": "check_sample",
+    "vllm_engine": "token_versions",
     "losses": "dapo  [7.39, 0.0]",
     "filters": "['b', 'c']",
     "length_control": "[0.0, -0.5, -1.0]",
