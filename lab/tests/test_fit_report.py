@@ -128,7 +128,9 @@ def test_report_holds_the_numbers():
     known = format_report(curve(records(n=40, n_prompts=20_000), name="all"))
     assert " identifiable\nB " in known and "not identifiable" not in known and "the end" not in known
     assert "\nat 3.9M " in known  # nothing was asked for: twice the compute of 1.95M
-    assert format_report(curve(records(n=3), name="few")).startswith("few: no forecast: too few points: 3, with 2 different")
+    assert format_report(curve(records(n=3), name="few")).startswith(
+        "few: no forecast: too few points: 3, with 2 different"
+    )
 
 
 def test_the_known_ceiling_of_a_run_is_held_or_missed(tmp_path):
