@@ -167,8 +167,10 @@ def _as_ids(name: str, ids: Sequence[int]) -> list[int]:
 def overlong_penalty(lengths: torch.Tensor, max_length: int, cache_length: int) -> torch.Tensor:
     """Penalty to add to the reward of long completions (arXiv 2503.14476, Eq. 13).
 
+    Add it before the zero-variance filter: right answers of different lengths then have something to teach.
+
     Args:
-        lengths: (N,) in tokens.
+        lengths: (N,) in tokens, the stop token too.
         max_length: L_max, from which on the penalty is -1 (ScaleRL's comparison: 14k).
         cache_length: L_cache, the width of the ramp (2k).
     Returns (N,) in [-1, 0], float64 for float64 lengths, else float32.

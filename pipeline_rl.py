@@ -81,7 +81,7 @@ Problem = Any  # an object with `prompt_ids`
 class Rollout:
     """One completion of one prompt and all that training needs to know about it; lists have one entry per token."""
 
-    completion_ids: list[int]
+    completion_ids: list[int]  # with the stop token, which trains, too
     logprobs: list[float]  # the generator's own, at its temperature; 0.0 on forced tokens
     versions: list[int]  # policy version that sampled the token; FORCED on forced tokens
     mask: list[int]  # 1 = sampled, trains; 0 = forced
