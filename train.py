@@ -72,7 +72,7 @@ def train(run: Run) -> None:
             group_ids = torch.arange(len(groups)).repeat_interleave(flags.rollouts)
             rewards = batch_rewards(groups, flags, progress.step)  # (N,)
             varied = filters.has_variance(rewards, group_ids)  # (N,)
-            metrics = recorder.measure(groups, rewards, varied)
+            metrics = recorder.measure(groups, rewards, varied)  # what this step logs
 
             # Zero-variance filter: groups with equal rewards have no gradient. They leave before the std and the
             # average are taken; otherwise the step size would depend on how many such groups there are.
@@ -91,7 +91,7 @@ def train(run: Run) -> None:
                 metrics |= optimizer_step(trainer, progress, loss_has_terms)  # AdamW: v becomes v + 1
             metrics |= update_history(run, groups)  # no-positive-resampling: solved prompts are retired
             progress.step += 1
-            del progress.taken[: len(groups)]
+            del progress.taken[: len(groups)]  # a checkpoint lists what is taken and not trained, to sample it again
             recorder.write_step(progress, groups, batch, metrics, version)
 
         # Push in flight: running requests go on with the new weights. The groups count as outstanding until the new
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def collect(run: Run) -> list[Group] | None:
     """The groups of the next round, the same on every rank: the B oldest, or under `ppo_off_policy` the k·B oldest,
     shuffled. None at the end of the run: the steps, a budget, or the prompts are used up."""
-    groups = run.ranks.from_main(lambda: wait_for_groups(run))
+    groups = run.ranks.from_main(lambda: wait_for_groups(run))  # rank 0 waits, and sends them to the others
     if groups is not None:  # if None, keep what dynamic sampling has collected; the last checkpoint lists it
         run.progress.taken = list(groups)
     return groups
@@ -124,11 +124,11 @@ def collect(run: Run) -> list[Group] | None:
 
 def wait_for_groups(run: Run) -> list[Group] | None:
     """`collect` on rank 0."""
-    generator, say = run.generator.on_main, run.ranks.say
+    generator, say = run.generator.on_main, run.ranks.say  # `run.generator` is every rank's; only rank 0 drives one
     if run.progress.step >= run.flags.max_steps or limit_reached(run):
         return None
     try:
-        with run.recorder.waiting():
+        with run.recorder.waiting():  # takes the time
             if run.flags.dynamic_sampling:
                 groups = refill(run)
             else:
@@ -211,7 +211,7 @@ def shaped_rewards(rollouts: Sequence[Rollout], flags: Flags) -> Tensor:
 def select_rows(
     groups: Sequence[Group], keep: Tensor, advantages: Tensor, old_logprobs: Tensor | None, flags: Flags
 ) -> tuple[TrainingBatch | None, Record]:
-    """The K rollouts to train on, of the N that were sampled, and how many truncated ones are dropped. They are those
+    """The M rollouts to train on, of the N that were sampled, and how many truncated ones are dropped. They are those
     in `keep` (N,), with their `advantages` (N,) and, for TIS, `old_logprobs` (N, T). None if none is left."""
     rollouts = rollouts_of(groups)
     dropped: Record = {}
@@ -224,13 +224,13 @@ def select_rows(
     if not keep.any():
         return None, dropped
     kept = list(compress(rollouts, keep))
-    mask = pad([rollout.mask for rollout in kept], torch.bool)  # (K, T), T: tokens of the longest of them
-    behaviour = pad([rollout.logprobs for rollout in kept], torch.float32)  # (K, T)
+    mask = pad([rollout.mask for rollout in kept], torch.bool)  # (M, T), T: tokens of the longest of them
+    behaviour = pad([rollout.logprobs for rollout in kept], torch.float32)  # (M, T)
     # The average of the loss, as one weight per token: per prompt, per sample, over all tokens, ...
-    group_ids = torch.arange(len(groups)).repeat_interleave(flags.rollouts)[keep]  # (K,)
-    token_weights = losses.aggregation_weights(mask, group_ids, flags.aggregation, flags.completion_budget)  # (K, T)
+    group_ids = torch.arange(len(groups)).repeat_interleave(flags.rollouts)[keep]  # (M,)
+    token_weights = losses.aggregation_weights(mask, group_ids, flags.aggregation, flags.completion_budget)  # (M, T)
     if old_logprobs is not None:
-        old_logprobs = old_logprobs[keep, : mask.shape[1]]  # (K, T)
+        old_logprobs = old_logprobs[keep, : mask.shape[1]]  # (M, T)
     rows = list(compress(token_rows(groups), keep))
     return TrainingBatch(rows, behaviour, mask, advantages[keep], token_weights, old_logprobs), dropped
 

@@ -50,7 +50,7 @@ class Sample:
     prefilled: int  # prompt tokens that the engine computed and did not find in its cache
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # an engine equals only itself
 class VLLMEngine:
     """One vLLM engine in a process of its own: a version per token, and weights that change while its requests run."""
 
@@ -90,13 +90,13 @@ class VLLMEngine:
         self._request_numbers = itertools.count()
 
     def prepare(self, weights: Any, version: int) -> None:
-        """Keeps the weights of `version` for the next `start` or `update`."""
+        """Keeps the weights of `version` for the next `start` or `update`. Not to be called while one of these runs."""
         self.channel.prepare(weights)
         self.prepared_version = version
 
     async def start(self) -> None:
         """Starts vLLM with the weights prepared last. If that fails, the caller must still call `shutdown`."""
-        # Not a local variable: exceptions that vLLM's import keeps hold this frame, and so would hold the engine.
+        # Not a local variable: vLLM's import keeps exceptions, whose tracebacks keep this frame's locals alive.
         self.vllm = self.new_vllm()
         await self._load()
         await self.sample([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds
@@ -132,7 +132,7 @@ class VLLMEngine:
         prompt = {"type": "token", "prompt_token_ids": list(prompt_ids), "cache_salt": salt}
         number = str(next(self._request_numbers))
         async for output in self.vllm.generate(prompt, params, request_id=number):
-            completion = output.outputs[0]
+            completion = output.outputs[0]  # FINAL_ONLY: the loop runs once
         ids = list(completion.token_ids)
         logprobs, versions = self.logprobs_and_versions(output)
         check_sample(ids, logprobs, versions, completion.finish_reason)
@@ -145,7 +145,8 @@ class VLLMEngine:
         return completion.logprobs.logprobs, token_versions(completion.weight_versions)
 
     async def update(self) -> None:
-        """The weights prepared last become live, between two steps of vLLM: requests freeze and keep their cache."""
+        """The weights prepared last become live, between two steps of vLLM: requests freeze and keep their cache.
+        If loading fails, they stay frozen."""
         # clear_cache=True would prefill every running request anew; vLLM's pause_generation adds 20 ms of sleep.
         await self.vllm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
         await self._load()
@@ -222,7 +223,9 @@ class WeightReceiver:
     model_runner: Any  # vLLM's worker has these
     model_config: Any
     vllm_config: Any
-    repacked = True  # vLLM's CPU linears keep repacked weights, which copying into the parameters would not reach
+    # vLLM's CPU linears keep repacked weights, which copying into the parameters would not reach. On a CPU
+    # runtime/inside_vllm.py looks whether the model has any.
+    repacked = True
 
     def load_weight_file(self, path: str) -> None:
         """Replaces all weights by those of the safetensors file `path`, between two engine steps. Like the worker's own
@@ -304,7 +307,7 @@ def check_sample(ids: Sequence[int], logprobs: Sequence[float], versions: Sequen
             f"the engine returned {len(ids)} tokens, {len(logprobs)} log-probs, {len(versions)} versions"
         )
     if not all(math.isfinite(x) and x <= 1e-4 for x in logprobs):
-        raise RuntimeError("the engine returned a log-prob that is not finite or above 0")
+        raise RuntimeError("the engine returned a log-prob that is above 0 or not finite")
     if finish_reason not in ("stop", "length"):
         raise RuntimeError(f"vLLM ended a request with {finish_reason!r} instead of 'stop' or 'length'")
 

@@ -106,9 +106,9 @@ def test_the_end_leaves_nothing(story):
         ([], [], [], "stop", "0 tokens"),
         ([5, 6], [-0.5], [3, 3], "stop", "2 tokens, 1 log-probs, 2 versions"),
         ([5, 6], [-0.5, -0.5], [3], "stop", "2 tokens, 2 log-probs, 1 versions"),
-        ([5, 6], [-0.5, math.nan], [3, 3], "stop", "not finite or above 0"),
-        ([5, 6], [-math.inf, -0.5], [3, 3], "stop", "not finite or above 0"),
-        ([5, 6], [-0.5, 0.01], [3, 3], "stop", "not finite or above 0"),
+        ([5, 6], [-0.5, math.nan], [3, 3], "stop", "above 0 or not finite"),
+        ([5, 6], [-math.inf, -0.5], [3, 3], "stop", "above 0 or not finite"),
+        ([5, 6], [-0.5, 0.01], [3, 3], "stop", "above 0 or not finite"),
         ([5], [-0.5], [3], "abort", "'abort'"),
     ],
 )
