@@ -17,6 +17,7 @@ import runtime.parts
 import runtime.run
 import train
 from pipeline_rl import Group
+from runtime.flags import Flags
 
 
 def test_shuffled_rewards_keep_the_multiset(one_step):
@@ -73,6 +74,15 @@ def test_tis_scores_the_batches_of_a_phase_before_its_first_step(run):
     short, whole = sorted((batch.old_logprobs[:, 0].tolist() for batch in played.trainer.batches), key=len)
     assert whole == [0, -1, -2, -3, -4, -5]
     assert short in [whole[:i] + whole[i + 2 :] for i in (0, 2, 4)]
+
+
+def test_old_log_probs_stay_with_their_rows():
+    """Of three groups of two the second leaves, and with it the one rollout of three tokens."""
+    groups = [Group(i, problem(str(i)), 0, [rollout(1, 2), rollout(-1, 3 if i == 1 else 2)]) for i in range(3)]
+    old = torch.arange(18.0).view(6, 3)
+    keep = torch.tensor([True, True, False, False, True, True])
+    batch, _ = train.select_rows(groups, keep, torch.zeros(6), old, Flags(rollouts=2))
+    assert batch.old_logprobs.tolist() == [[0, 1], [3, 4], [12, 13], [15, 16]]
 
 
 def test_a_batch_whose_mask_leaves_no_token_makes_no_version(run, capsys):
