@@ -119,7 +119,18 @@ def test_evaluations_that_come_due_while_no_step_makes_an_update(run, monkeypatc
 def test_gradients_that_stay_bad_end_the_run(run):
     with pytest.raises(train.RunFailed, match="not finite 3 times in a row"):
         run(trainer={"bad": [2, 3, 4]})
-    run(trainer={"bad": [1, 2, 4, 5]})  # never three in a row
+    steps = run(trainer={"bad": [1, 2, 4, 5]}).steps  # never three in a row
+    assert [r["trained_tokens"] > 0 for r in steps[:6]] == [True, False, False, True, False, False]
+
+
+def test_each_further_forward_pass_is_counted(run):
+    """The KL reference, layers that are computed again, and TIS's first pass, which scores the groups with equal rewards,
+    too: here group 0."""
+    clock = run(max_steps=2, kl_coef=0.1, gradient_checkpointing=True).run.recorder.clock
+    assert clock.extra_forward_tokens == 2 * clock.forward_tokens > 0
+    played = run(some_equal(lambda n: n == 0), loss="tis", max_steps=2)
+    clock, filtered = played.run.recorder.clock, len(played.generator.taken[0].prompt_ids) + 2
+    assert clock.extra_forward_tokens == clock.forward_tokens + 2 * filtered > 0
 
 
 def test_what_a_phase_discarded_is_counted_at_its_first_step(run):
