@@ -19,11 +19,15 @@ from vllm_engine import VLLMEngine
 
 
 def is_qwen3(model: str) -> bool:
-    """Whether this is the built-in model (""), or a folder of a model of its kind."""
+    """Whether this is the built-in model (""), or a folder of a model of its kind: one without a config.json that can
+    be read is none."""
     if not model:
         return True
-    config = Path(model, "config.json")
-    return config.is_file() and json.loads(config.read_text()).get("model_type") == "qwen3"
+    try:
+        config = json.loads(Path(model, "config.json").read_text())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and config.get("model_type") == "qwen3"
 
 
 # -------------------------------------------------------------------------------------------------- which engine

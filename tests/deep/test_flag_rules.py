@@ -147,6 +147,15 @@ def test_names_of_other_trainers_lead_to_ours(command):
     assert set(OTHER_NAMES.values()) <= set(DEFAULTS) and not set(OTHER_NAMES) & set(DEFAULTS)
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"3", b"\xff\x00", b"[" * 100_000, None])
+def test_a_damaged_model_folder_is_one_sentence(command, content):
+    """Cut, empty, of another kind, binary, or not there."""
+    Path("mine").mkdir()
+    if content is not None:
+        Path("mine/config.json").write_bytes(content)
+    assert command("--engine torch --model mine")[1].startswith("--engine torch samples from")
+
+
 def test_a_long_value_is_not_repeated_whole(command):
     """5,000 characters, and brackets that no JSON reader follows so deep."""
     for words in (f"--loss {'x' * 5000}", f"--{'x' * 5000}", f"--engine_args {'[' * 3000}"):
