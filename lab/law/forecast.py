@@ -316,8 +316,8 @@ def falls(fit: SigmoidFit, z: Array) -> str:
 
 
 def is_flat(f: Forecast) -> bool:
-    """Whether a flat line could have made the least Q: an F test. A sigmoid has three numbers more, but
-    2 degrees of freedom are what simulations gave."""
+    """Whether a flat line could have made the least Q: an F test, and where the samples say the noise a chi-square. A
+    sigmoid has three numbers more, but 2 degrees of freedom are what simulations gave."""
     fit = f.fit
     if fit.fixed["A"] is not None:
         return False
@@ -327,7 +327,8 @@ def is_flat(f: Forecast) -> bool:
         flat = w @ fit.R / w.sum()
     drop = w @ (fit.R - flat) ** 2 - f.best[f.form].Q[0]
     F = max(drop, 0) / fit.dispersion / 2
-    return fdtrc(2, fit.dof, F) > FLAT
+    p = fdtrc(2, fit.dof, F) if fit.n is None else math.exp(-F)
+    return p > FLAT
 
 
 def as_it_is(fit: SigmoidFit) -> str:

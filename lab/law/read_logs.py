@@ -4,9 +4,11 @@
     python lab/law/read_logs.py log.csv --y eval/acc --range 0 100 --samples 500 --fit-until 0.5
 
 WHAT IS READ. CSV, JSON lines and documents, HTML tables, notebooks, and printed values (`[Step 7/90] name=0.5`). Names
-are joined by "/". Of equal neighbors one counts, and of a last line that is still being written nothing.
+are joined by "/". Of equal neighbors that name their step one counts, and of a last line that is still being written
+nothing. Among the records of verl or TRL other lines do not count: they may be what a model wrote.
 WHICH COLUMNS. The first pattern of `REWARDS` that a column fits, and of `COMPUTE`; or with --x and --y one by its name,
-or by its end after a "/" or a " - ". An epoch is rounded: where it is repeated, records are counted instead.
+or by its end after a "/" or a " - ". An epoch is rounded: where it is repeated, records are counted instead. A step
+that stands on a line of its own holds for the rewards up to the next one.
 SEVERAL RUNS are never pooled. Where compute is repeated or goes back, a column of labels tells them apart. Without one,
 compute that goes back to its beginning starts another run. If it goes back by less, the run was resumed from a
 checkpoint, and what it did again replaces what it had done.
@@ -32,12 +34,16 @@ import pandas as pd
 HELD_OUT = "(^|[^a-z])(val|valid|validation|eval|evaluation|test)(?![a-z])"
 RIGHT = "acc|pass|correct|solved?($|_rate)|answer"
 SCORE = f"{RIGHT}|score|reward|^value$"
-NO_SCORE = "(^|[^a-z])(std|min|max|best|worst|maj|loss|len|tim|token|kl|margin|format|n|num|none)"
+NO_SCORE = (
+    "(^|[^a-z])(std|min|max|best|worst|maj|loss|len|tim|token|kl|margin|format|n|num|none"
+    r"|pass\W?(_?at_?)?(?!1(?!\d))(\d|k(?![a-z])))"  # pass@4, which is more than a pass rate
+)
 REWARDS = (
     "^(pass_rate|eval_reward|value)$",  # ours, TRL's, TensorBoard's
     f"^(?=.*{HELD_OUT}).*({RIGHT})",
     f"^(?=.*{HELD_OUT}).*(score|reward)",
     RIGHT,
+    "(^|[^a-z])raw_(reward|score)",  # before it is normalised
     "score/mean$",  # verl's
     "(^|/)(mean_|avg_|average_)?(reward|score)s?(_mean|_avg)?$",
     SCORE,
@@ -55,8 +61,10 @@ COMPUTE = (
 )
 LABELS = "(^|[^a-z])(run|seed|trial|id)$"
 # What printed lines hold: a name, perhaps in quotes, and a number.
-PAIR = r"(?<!\w)'?([a-z_][^\s=,;|(){}\[\]\"']*)'?\s*[:=]\s*'?([-+]?\d[\d.]*(?:e[-+]?\d+)?%?)"
-STEP = r"(?<![a-z])(step|iteration|update|episode)\W{0,2}(\d)"
+PAIR = r"(?<!\w)'?([a-z_][^\s=,;|(){}\[\]\"']{0,200})'?\s*[:=]\s*'?([-+]?\d[\d.]*(?:e[-+]?\d+)?%?)"
+STEP = r"(?<![a-z\d])(step|iter|iteration|update|episode)\s{0,9}[^\w\s.,;]?\s{0,9}(\d)"
+COUNTER = "(step|iter|iteration|update|episode)$"
+RECORDS = (r"\bstep:\d+ - ", r"^\{'")  # what verl prints, and TRL
 EXPORT = {  # a mark in the name of a file that is no text: what makes a text of it
     "tfevents": 'python -c "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator as E;'
     " print('step,value', *(f'{e.step},{e.value}' for e in E('FILE').Reload().Scalars('TAG')), sep='\\n')\" > log.csv",
@@ -69,7 +77,7 @@ ERRORS = (*forecast.ERRORS, csv.Error, NotImplementedError)
 
 # ---------------------------------------------------------------------------------------------------------- records
 def read(path: Path) -> pd.DataFrame:
-    """The records of a file, one of equal neighbors. The names of columns are printable, since errors show them."""
+    """The records of a file. The names of columns are printable, since errors show them."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -77,13 +85,12 @@ def read(path: Path) -> pd.DataFrame:
         raise ValueError(f"this is no text; to make one: {command}") from error
     frame = pd.json_normalize(parse(text), sep="/")
     frame.columns = ["".join(c if c.isprintable() else "?" for c in str(name)) for name in frame]
-    text = frame.astype(str).fillna("")
-    return frame[(text != text.shift()).any(axis=1)]
+    return frame
 
 
 def parse(text: str) -> list[dict]:
     """The records of a text of any kind."""
-    text = re.sub(r"np\.\w+\((.*?)\)", r"\1", text)
+    text = re.sub(r"np\.\w+\(([^()]*)\)", r"\1", text)
     if re.match(r"\s*(\{\s*[\"}]|\[\s*[\[{\]])", text) and '"cell_type"' not in text:  # JSON, but no notebook
         return json_records(text)
     if not text.endswith(("\n", "}", ">", '"')):  # the last line is still being written
@@ -128,16 +135,21 @@ def document_records(document: Any) -> list[dict]:
 def table_records(text: str) -> list[dict]:
     """The rows of HTML tables."""
     rows = []
-    for table in re.findall("<table.*?</table>", text, re.DOTALL):
-        names, *lines = [re.findall("<t[hd][^>]*>(.*?)</t[hd]>", line) for line in table.split("</tr>")]
-        rows += [dict(zip(names, line, strict=False)) for line in lines]
+    for table in text.split("<table")[1:]:
+        if "</table>" in table:
+            names, *lines = [re.findall("<t[hd][^>]*>(.*?)</t[hd]>", line) for line in table.split("</tr>")]
+            rows += [dict(zip(names, line, strict=False)) for line in lines]
     return rows
 
 
 def line_records(text: str) -> list[dict]:
     """Printed lines, and dictionaries as Python prints them, that have numbers under names."""
-    text = re.sub(STEP, r"\1=\2", text, flags=re.IGNORECASE)
     lines = re.split(r"[\r\n]|(?=\{')", text)
+    for form in RECORDS:
+        records = [line for line in lines if re.search(form, line)]
+        if sum(fits(SCORE, line) for line in records) >= 3:
+            lines = records
+    lines = [re.sub(STEP, r"\1=\2", line, flags=re.IGNORECASE) for line in lines]
     rows = [dict(re.findall(PAIR, line, re.IGNORECASE)) for line in lines]
     return [row | {"record": 0} for row in rows if row]
 
@@ -162,7 +174,7 @@ def column(name: str, patterns: Sequence[str], names: Iterable[str], flag: str) 
     if name:
         end = re.escape(name)
         patterns = [f"^{end}$", f"( - |/){end}$"]
-    matches: list[str] = []
+    matches = [exact for exact in names if exact == name]
     for pattern in patterns:
         matches = matches or [name for name in names if fits(pattern, name)]
     if len(matches) == 1:
@@ -184,10 +196,26 @@ def numbers(cells: pd.Series, errors: str = "raise") -> pd.Series:
 
 
 def usual_rewards(frame: pd.DataFrame) -> list[str]:
-    """The columns that may be a reward: those with at least a dozen numbers, if there are any."""
+    """The columns that may be a reward: those with a dozen numbers or more that are not all equal, if there are any."""
     scores = [name for name in frame if fits(SCORE, name) and not fits(NO_SCORE, name)]
-    counts = {name: numbers(frame[name], "coerce").count() for name in scores}
-    return [name for name in scores if counts[name] >= min(12, max(counts.values()))]
+    values = {name: numbers(frame[name], "coerce") for name in scores}
+    scores = [name for name in scores if values[name].nunique() > 1] or scores
+    most = max((values[name].count() for name in scores), default=0)
+    return [name for name in scores if values[name].count() >= min(12, most)]
+
+
+def with_counters(frame: pd.DataFrame, rewards: pd.Index) -> pd.DataFrame:
+    """The records of `rewards`. A step that none of them has is the one before it, or where they come first the one
+    behind; but not if it seldom counts from one reward to the next."""
+    kept = frame.loc[rewards].copy()
+    for name in frame:
+        if fits(COUNTER, name) and kept[name].isna().all():
+            steps = frame[name].ffill()[rewards]
+            if steps.isna().iloc[0]:
+                steps = frame[name].bfill()[rewards]
+            if 10 * (steps == steps.shift()).sum() <= len(steps):
+                kept[name] = steps
+    return kept
 
 
 def sample_counts(frame: pd.DataFrame, samples: str, y: str) -> Any:
@@ -214,8 +242,12 @@ def load(path: str, args: argparse.Namespace) -> tuple[str, dict[str, pd.DataFra
             f"{y} goes from {R.min():g} to {R.max():g}, not from {low:g} to {high:g}: name what it can be with --range,"
             " such as --range 0 100 for percents or --range -1 1, or another column with --y"
         )
-    frame = frame.loc[R.index].dropna(axis=1, how="all")
+    frame = with_counters(frame, R.index).dropna(axis=1, how="all")
     x = column(args.x, COMPUTE, frame, "--x")
+    if not fits("epoch|record", x):
+        text = frame.astype(str)
+        frame = frame[(text != text.shift()).any(axis=1)]
+        R = R[frame.index]
     C = numbers(frame[x])
     if args.x_start == "0" and C.min() > C.max() / 2 and len(C) > 2:
         raise ValueError(f"{x} starts at {C.min():g} and ends at {C.max():g}: subtract its start with --x-start first")

@@ -332,6 +332,16 @@ def test_threshold_of_a_flat_run():
     crossing(statistics, verdicts, -math.log(0.001))
 
 
+def test_four_evaluations_of_500_problems_that_rise_are_not_flat():
+    """Where the samples say the noise it is known, however few points there are. Draws of a constant rate are flat."""
+    C = [0, 5, 10, 15]
+    assert "does not rise" not in forecast(C, [0.406, 0.444, 0.608, 0.678], n_samples=500).reason
+    rng = np.random.default_rng(1)
+    for n in (30, 500):
+        for _ in range(10):
+            assert "does not rise" in forecast(C, rng.binomial(n, 0.4, 4) / n, n_samples=n).reason
+
+
 @pytest.mark.long
 def test_threshold_of_a_fall():
     """The mean of the last fifth, in standard errors of the noise that differences show, at -4."""

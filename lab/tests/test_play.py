@@ -48,8 +48,8 @@ def js(call: str, *inputs):
 # ------------------------------------------------------------------------------------------------------------ the file
 
 
-def test_one_file_without_a_network_of_at_most_930_lines():
-    assert len(HTML.splitlines()) <= 930
+def test_one_file_without_a_network_of_at_most_940_lines():
+    assert len(HTML.splitlines()) <= 940
     addresses = set(re.findall(r"https?://[^\s\"'<`]+", HTML))
     assert addresses <= {"http://www.w3.org/2000/svg"}
     assert "default-src 'none'" in HTML
@@ -297,6 +297,10 @@ PRINTED = {
     "TRL, strings": "".join(f"{{'eval_reward': '{r}', 'x': None, 'step': '{i}'}}\n" for i, r in enumerate(R)),
     "verl": "".join(f"(Task pid=7) step:{5 * i} - actor/lr:1e-06 - val-core/gsm8k/reward/mean@1:{r} - x:np.float64(2.0)\n"
                     for i, r in enumerate(R)),
+    "TRL, behind a bar, beside what a model wrote": "".join(
+        f"\r{i}%|# | {i}/20 [00:10<00:20, 1.2s/it]{{'loss': 0.0, 'reward_std': 0.1, 'reward': {r}, 'epoch': {i / 10}}}\n"
+        "Answer: 1\n" for i, r in enumerate(R)) + "{'train_runtime': 610.1, 'train_loss': 0.1}\n",
+    "a column of zeros, and pass@4": csv_of(("step", "val_mean_reward", "val_pass@4", "val_accuracy"), STEPS, 0 * R, R / 2, R),
     "two columns without names": "".join(f"{c} {r}\n" for c, r in zip(C, R, strict=True)),
     "quotes": '"my, tokens","the ""acc"""\n' + "".join(f'"{c}",{r}\n' for c, r in zip(C, R, strict=True)),
     "NaN": lines([*ROWS[:3], ROWS[3] | {"pass_rate": float("nan")}, *ROWS[3:]]),
@@ -305,7 +309,7 @@ PRINTED = {
 
 def test_printed_logs_and_bare_columns_are_read_without_a_choice():
     outputs = js(OWN, *(own(text) for text in PRINTED.values()))
-    expected = [np.arange(20) / 10, np.arange(20), STEPS, C, C, C]
+    expected = [np.arange(20) / 10, np.arange(20), STEPS, np.arange(20) / 10, STEPS, C, C, C]
     for name, run, c in zip(PRINTED, outputs, expected, strict=True):
         assert isinstance(run, dict), (name, run)
         assert run["C"] == pytest.approx(c), name
@@ -334,6 +338,9 @@ BAD = [  # (text, more, words of the sentence)
     (csv_of(("tokens", "pass_rate"), 1e9 + C, R), {}, "Compute counts from the first row"),
     (csv_of(("tokens", "pass_rate"), C, R).replace("0.1\n", "high\n", 1), {}, "“high” in the column pass_rate is no number"),
     (csv_of(("tokens", "pass_rate"), C, R), {"samples": "many"}, "number above 0, not “many”"),
+    (csv_of(("tokens", "pass_rate"), [*C, *C], [*R, *R / 2]), {}, "These are several runs: tokens goes back 1 times"),
+    (csv_of(("tokens", "pass_rate"), np.repeat(C, 2), np.linspace(0, 0.9, 40)), {}, "is repeated in 20 of 40 records"),
+    (csv_of(("tokens", "pass_rate"), [0, *C[1:], 0, *(C[1:] + 7)], [*R, *R]), {}, "These are several runs"),
 ]  # fmt: skip
 
 

@@ -354,6 +354,44 @@ KINDS = {  # (text, column of the reward, of compute, runs), or (text, words of 
         "Step",
         ALONE,
     ),
+    "a counter on a line of its own, three runs": (
+        "".join(f"-- Episode {i}/20 --\nbatch=8\nsolved: {R[i]}\n" for _ in range(3) for i in K),
+        "solved",
+        "Episode",
+        ["run 1", "run 2", "run 3"],
+    ),
+    "a counter behind its reward": (
+        "".join(f"INFO | avg_reward: {R[i]}\n{{'trainer/global_step': {i}, 'loss': 0.1}}\n" for i in K),
+        "avg_reward",
+        "trainer/global_step",
+        ALONE,
+    ),
+    "padded steps": ("".join(f"Step {i:4d}/200 | acc {R[i]} acc={R[i]}\n" for i in K), "acc", "Step", ALONE),
+    "a name that ends in step": (
+        "".join(f"[qwen_100step]  {i:3d}/20 | loss=0.1 | reward={R[i]}\n" for i in K),
+        "reward",
+        "record",
+        ALONE,
+    ),
+    "verl, with what a model wrote": (
+        "".join(
+            f"[response] Correct: {i % 2}\n{line}\n" for i, line in enumerate(console("critic/score/mean").splitlines())
+        ),
+        "critic/score/mean",
+        "step",
+        ALONE,
+    ),
+    "TRL, with what a model wrote": (PRINTED.replace("\r", "\nThe answer: 1\n"), "reward", "record", ALONE),
+    "pass@k, normalised and constant columns": (
+        lines(
+            records(
+                "step", **{"val/pass@8": 0.9 * R[3], "val_pass_at_16": 1.0, "reward/scores": 0.0, "raw_score": None}
+            )
+        ),
+        "raw_score",
+        "step",
+        ALONE,
+    ),
     "restarts": (
         csv(("iteration", "reward", "win_rate"), [*K, *K], [*R, *R], [0.1] * 40),
         "reward",
@@ -411,6 +449,31 @@ def test_a_last_line_that_is_still_being_written_does_not_count(tmp_path, text):
     """`0.7` may be the beginning of `0.75`."""
     _, runs = load(tmp_path / "log", text[:-2])
     assert len(*runs.values()) == 19
+
+
+def test_steps_without_a_name_that_look_alike_are_all_steps(tmp_path):
+    """GRPO's loss is 0 where a group has equal rewards. A record that names its step and stands there twice is one."""
+    _, runs = load(tmp_path / "log", "".join(f"{i}/20 | loss=0.0 | reward={i // 5 / 10}\n" for i in K))
+    assert len(*runs.values()) == 20
+    _, runs = load(tmp_path / "log", "".join(f"step={i // 2} | loss=0.0 | reward={i // 10 / 10}\n" for i in range(40)))
+    assert len(*runs.values()) == 20
+
+
+def test_an_exact_name_comes_before_one_in_other_capitals(tmp_path):
+    text = csv(("Step", "step", "Reward", "reward"), STEPS, K, 0 * R, R)
+    name_of_x, runs = load(tmp_path / "log", text, x="step", y="reward")
+    (points,) = runs.values()
+    assert name_of_x == "step" and points["C"].tolist() == [*K] and points["R"].tolist() == R.tolist()
+
+
+@pytest.mark.parametrize(
+    "junk", ["a-" * 80_000, "<table " * 20_000, "np.a(" * 30_000, "step " + " " * 100_000, "+/x9" * 40_000]
+)
+def test_a_long_line_is_read_in_linear_time(tmp_path, junk):
+    """A picture in a notebook of 160 kB took more than nine seconds, and one of 1 MB seven minutes."""
+    start = time.process_time()
+    _, runs = load(tmp_path / "log", "".join(f"step:{i} - acc:{R[i]}\n" for i in K) + junk + "\n")
+    assert len(*runs.values()) == 20 and time.process_time() - start < 5
 
 
 def test_a_resumed_run_replaces_what_it_had_done(tmp_path, capsys):
