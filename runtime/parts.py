@@ -29,7 +29,7 @@ from runtime.recorder import Recorder
 from runtime.trainer import Trainer
 from tasks import data_sets, warm_start
 from tasks.named import place_of
-from tasks.prompts import PromptStream, Task
+from tasks.prompts import PromptOptions, PromptStream, Task
 
 CACHE = Path(__file__).parent.parent / "runs" / "cache"  # of warm-started models
 
@@ -190,13 +190,12 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
         tokenizer = AutoTokenizer.from_pretrained(flags.model, trust_remote_code=flags.trust_remote_code)
     except UNREADABLE as error:
         raise UsageError(f"--model {flags.model} has no tokenizer that loads ({reason_of(error)}).") from error
-    options = data_sets.PromptOptions(
+    options = PromptOptions(
         prompt_column=flags.prompt_column,
         answer_column=flags.answer_column,
         prompt_template=flags.prompt_template,
         apply_chat_template=flags.apply_chat_template,
-        end_of_thinking="" if flags.thinking in ("auto", "true", "false") else flags.thinking,
-        thinking={"true": True, "false": False}.get(flags.thinking),
+        thinking=flags.thinking,
         stop_tokens=flags.stop_tokens,
         interruption_phrase=flags.interruption_phrase,
         held_out=flags.held_out,

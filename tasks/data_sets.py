@@ -17,7 +17,7 @@ on.
 
 SIMPLIFIED. All rows are held in memory. Near-duplicates (other words, the same numbers) are not looked for.
 
-    task = load_dataset_task("openai/gsm8k:main", tokenizer)
+    task = load_dataset_task("openai/gsm8k:main", tokenizer, PromptOptions())
     task.score(task.held_out[0], [completion_ids])    # [(1.0, True)], judged in worker processes
     task.close()
 """
@@ -28,12 +28,11 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tasks.judges import Job, RewardPool
-from tasks.prompts import Problem, Task
-from tasks.rows import DataRow, DataSet, parse_data_sets, parse_eval_sets, read_rows
+from tasks.prompts import Problem, PromptOptions, Task
+from tasks.rows import DataSet, parse_data_sets, parse_eval_sets, read_rows
 from tasks.tokens import Endings, encode_prompts, find_endings
 
 if TYPE_CHECKING:  # its import takes seconds
@@ -43,30 +42,6 @@ if TYPE_CHECKING:  # its import takes seconds
 def is_long(words: str) -> bool:
     """Whether a prompt is long enough that one that holds it must be the same question."""
     return len(words.split()) > 3
-
-
-@dataclass(frozen=True)
-class PromptOptions:
-    """How rows become prompts. Where no column is named, the usual ones are looked for (rows.py).
-
-    `prompt_template` is put around the prompt's text and holds `{prompt}`; `apply_chat_template` uses the tokenizer's
-    chat template if it has one. `thinking` False: the model answers at once, and the whole completion is judged; True:
-    it thinks, and what follows is judged; None: it does if the tokenizer knows an end of thinking. `end_of_thinking`,
-    `interruption_phrase` and `stop_tokens` are taken from the tokenizer where they are empty. Prompts longer than
-    `max_prompt_tokens` are left out. `held_out` prompts of each data set are kept for evaluation, or fewer where some
-    of these are left out.
-    """
-
-    prompt_column: str = ""
-    answer_column: str = ""
-    prompt_template: str = "{prompt}"
-    apply_chat_template: bool = True
-    thinking: bool | None = None
-    end_of_thinking: str = ""
-    interruption_phrase: str = ""
-    stop_tokens: str = ""
-    held_out: int = 256
-    max_prompt_tokens: int | None = None
 
 
 class DatasetTask(Task):
@@ -106,7 +81,7 @@ class DatasetTask(Task):
         reward = self._rewards[name]
         rows, prompts, skipped = read_rows(data, options.prompt_column, options.answer_column, reward)
         readable = self._pool.answers_readable(reward, [row.answer for row in rows.values()])
-        encoded = self.encode(list(rows.values()))
+        encoded = encode_prompts(self.tokenizer, [row.messages for row in rows.values()], options)
         problems: dict[str, Problem] = {}
         for (key, row), is_readable, ids in zip(rows.items(), readable, encoded, strict=True):
             if not is_readable:
@@ -120,14 +95,6 @@ class DatasetTask(Task):
                 self._prompts[name, key] = row.text
         self.skipped += skipped
         return problems, prompts
-
-    def encode(self, rows: Sequence[DataRow]) -> list[list[int]]:
-        """Token ids of the rows' prompts. Raises ValueError."""
-        options = self.options
-        messages = [row.messages for row in rows]
-        return encode_prompts(
-            self.tokenizer, messages, options.prompt_template, options.apply_chat_template, options.thinking
-        )
 
     def add(self, data: DataSet) -> None:
         """Reads and splits one data set. A prompt of several stays with the first that holds it out, or else with the
@@ -231,7 +198,7 @@ class DatasetTask(Task):
 def load_dataset_task(
     dataset: str,
     tokenizer: PreTrainedTokenizerBase,
-    options: PromptOptions = PromptOptions(),
+    options: PromptOptions,
     *,
     reward: str = "math",
     reward_workers: int = 2,
@@ -252,14 +219,7 @@ def load_dataset_task(
     rewards = {source: data.reward or reward for source, data in (data_sets | eval_sets).items()}
     if "{prompt}" not in options.prompt_template:
         raise ValueError(f"`prompt_template` must hold {{prompt}}, got {options.prompt_template!r}")
-    endings = find_endings(
-        tokenizer,
-        options.thinking,
-        options.end_of_thinking,
-        options.interruption_phrase,
-        options.stop_tokens,
-        options.apply_chat_template,
-    )
+    endings = find_endings(tokenizer, options)
     pool = RewardPool(list(rewards.values()), reward_workers, reward_timeout, endings.end_of_thinking)
     with contextlib.ExitStack() as undo:
         undo.callback(pool.close)

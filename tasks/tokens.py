@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from jinja2 import TemplateError
 
 from length_control import PHRASE
+from tasks.prompts import PromptOptions
 
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PreTrainedTokenizerBase
@@ -37,33 +38,26 @@ class Endings:
     thinking_end: Callable[[Sequence[int]], int | None] | None
 
 
-def find_endings(
-    tokenizer: PreTrainedTokenizerBase,
-    thinking: bool | None = None,
-    end_of_thinking: str = "",
-    interruption_phrase: str = "",
-    stop_tokens: str = "",
-    apply_chat_template: bool = True,
-) -> Endings:
+def find_endings(tokenizer: PreTrainedTokenizerBase, options: PromptOptions) -> Endings:
     """The endings that a tokenizer has, where the options do not name them. Raises ValueError naming the option to
     change.
 
-    `thinking` False: the model answers at once and has no end of thinking. True: it thinks, and `</think>` need not be
-    one token of the tokenizer. None: it thinks if the tokenizer or its chat template knows `</think>`, unless prompts
-    end with it, as where a template closes the thinking.
+    `thinking` "false": the model answers at once and has no end of thinking. "true": it thinks, and `</think>` need not
+    be one token of the tokenizer. "auto": it thinks if the tokenizer or its chat template knows `</think>`, unless
+    prompts end with it, as where a template closes the thinking. Any other text is the end of thinking.
     """
-    thinks = thinking
-    if thinks is None:
+    end = {"true": "</think>", "false": ""}.get(options.thinking, options.thinking)
+    if options.thinking == "auto":
         template = str(tokenizer.chat_template or "")
         thinks = "</think>" in tokenizer.get_vocab() or "</think>" in template
-        if apply_chat_template and "</think>" in template:
-            [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": ""}]])
+        if options.apply_chat_template and "</think>" in template:
+            [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": ""}]], options)
             thinks = not tokenizer.decode(ids).rstrip().endswith("</think>")
-    end = end_of_thinking or ("</think>" if thinks else "")
-    phrase = interruption_phrase or PHRASE.removesuffix("</think>") + end
+        end = "</think>" if thinks else ""
+    phrase = options.interruption_phrase or PHRASE.removesuffix("</think>") + end
     if not phrase.endswith(end):
         raise ValueError(f"`interruption_phrase` must end with the end of thinking {end!r}, got {phrase!r}")
-    stops = named_stop_ids(tokenizer, stop_tokens) if stop_tokens else default_stop_ids(tokenizer)
+    stops = named_stop_ids(tokenizer, options.stop_tokens) if options.stop_tokens else default_stop_ids(tokenizer)
     if not stops:
         raise ValueError("the tokenizer has no end-of-sequence token; name one with `stop_tokens`")
     if not end:
@@ -153,26 +147,25 @@ def without_extra_ends(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> li
 def encode_prompts(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[list[dict[str, str]]],
-    template: str = "{prompt}",
-    apply_chat_template: bool = True,
-    thinking: bool | None = None,
+    options: PromptOptions,
 ) -> list[list[int]]:
-    """Token ids of each prompt, given as chat messages: `template` around its last message, then the chat template if
-    the tokenizer has one. Chat templates of models that can do both (Qwen3) read `enable_thinking`; None leaves it to
-    them. Raises ValueError if the chat template raises, or writes nothing."""
+    """Token ids of each prompt, given as chat messages: `prompt_template` around its last message, then the chat
+    template if the tokenizer has one. Chat templates of models that can do both (Qwen3) read `enable_thinking`, and
+    choose for themselves if `thinking` is neither "true" nor "false". Raises ValueError if the chat template raises, or
+    writes nothing."""
     if not prompts:
         return []
     filled = []
     for *earlier, last in prompts:
-        content = template.replace("{prompt}", last["content"])
+        content = options.prompt_template.replace("{prompt}", last["content"])
         filled.append([*earlier, {**last, "content": content}])
     # Mistral's own tokenizer has its chat format in code, and no template.
     has_template = tokenizer.chat_template or type(tokenizer).__name__.startswith("MistralCommon")
-    if not apply_chat_template or not has_template:
+    if not options.apply_chat_template or not has_template:
         texts = ["\n\n".join(message["content"] for message in messages) for messages in filled]
         with encoding("the prompts"):
             return [without_extra_ends(tokenizer, ids) for ids in tokenizer(texts)["input_ids"]]
-    choice = {} if thinking is None else {"enable_thinking": thinking}
+    choice = {"enable_thinking": options.thinking == "true"} if options.thinking in ("true", "false") else {}
     with encoding("the prompts"):
         try:
             ids = tokenizer.apply_chat_template(

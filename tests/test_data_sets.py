@@ -11,8 +11,9 @@ from bpe import bpe_tokenizer
 from test_rows import write_rows
 
 from tasks import data_sets
-from tasks.data_sets import PromptOptions, load_dataset_task
+from tasks.data_sets import load_dataset_task
 from tasks.judges import RewardPool
+from tasks.prompts import PromptOptions
 
 pytestmark = pytest.mark.long
 

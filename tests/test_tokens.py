@@ -6,6 +6,7 @@ from bpe import bpe_tokenizer, qwen2_tokenizer
 
 from length_control import PHRASE as PAPERS_PHRASE
 from length_control import Interruption
+from tasks.prompts import PromptOptions
 from tasks.tokens import default_stop_ids, encode_prompts, find_endings
 
 
@@ -21,7 +22,7 @@ def test_the_end_of_thinking_is_found_however_it_is_tokenized():
     forms = ["</|think|>", "</|think|>\n\n", " </|think|>", " </|think|>\n\n"]  # in tokens
     marks = [form.replace("|", "") for form in forms]
     assert ["|".join(tokenizer.decode([i]) for i in encode(mark)) for mark in marks] == forms
-    endings = find_endings(tokenizer, thinking=True)
+    endings = find_endings(tokenizer, PromptOptions(thinking="true"))
     assert endings.phrase_ids == tuple(encode(PAPERS_PHRASE))
     for phrase_ids in (endings.phrase_ids, (*encode(PAPERS_PHRASE[:-8]), *endings.end_of_thinking_ids)):
         control = Interruption(50, 50, 9, phrase_ids, endings.end_of_thinking_ids, endings.thinking_end)
@@ -38,16 +39,16 @@ def test_whether_a_model_thinks():
     """Instruct models that never think know `</think>`, too."""
     for think, end, options in (
         (True, "</think>", {}),
-        (True, "</think>", {"thinking": True}),
-        (True, "", {"thinking": False}),
+        (True, "</think>", {"thinking": "true"}),
+        (True, "", {"thinking": "false"}),
         (False, "", {}),
-        (False, "</think>", {"thinking": True}),
-        (False, "DONE", {"thinking": True, "end_of_thinking": "DONE"}),
-        (False, "</think>", {"end_of_thinking": "</think>"}),
+        (False, "</think>", {"thinking": "true"}),
+        (False, "DONE", {"thinking": "DONE"}),
+        (False, "</think>", {"thinking": "</think>"}),
         (True, "</think>", {"apply_chat_template": False}),
     ):
         tokenizer = bpe_tokenizer(think=think)
-        endings = find_endings(tokenizer, **options)
+        endings = find_endings(tokenizer, PromptOptions(**options))
         assert endings.end_of_thinking == end == tokenizer.decode(endings.end_of_thinking_ids)
         assert (endings.thinking_end is not None) == (end != "" and not think)
         if endings.thinking_end:
@@ -60,7 +61,7 @@ def test_stop_tokens_come_by_name_or_from_the_generation_config_too(tmp_path):
     from transformers import AutoTokenizer, GenerationConfig
 
     tokenizer = bpe_tokenizer()
-    named = find_endings(tokenizer, stop_tokens="<|pad|>, <|end|>")
+    named = find_endings(tokenizer, PromptOptions(stop_tokens="<|pad|>, <|end|>"))
     assert named.stop_ids == (tokenizer.pad_token_id, tokenizer.eos_token_id)
     tokenizer.save_pretrained(tmp_path)
     assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0,)
@@ -81,6 +82,7 @@ def test_template_and_chat_template():
         (chat, False, f"Be {{prompt}}.\n\n{text}"),
         (plain, True, f"Be {{prompt}}.\n\n{text}"),
     ):
-        [ids] = encode_prompts(tokenizer, messages, "Q: {prompt} Box it: \\boxed{}.", use)
+        options = PromptOptions(prompt_template="Q: {prompt} Box it: \\boxed{}.", apply_chat_template=use)
+        [ids] = encode_prompts(tokenizer, messages, options)
         assert tokenizer.decode(ids) == expected
-    assert encode_prompts(chat, []) == []
+    assert encode_prompts(chat, [], PromptOptions()) == []

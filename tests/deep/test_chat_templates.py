@@ -5,13 +5,14 @@ from bpe import bpe_tokenizer
 from tokenizers import processors
 
 from length_control import PHRASE as PAPERS_PHRASE
+from tasks.prompts import PromptOptions
 from tasks.tokens import encode_prompts, find_endings
 
 
 def test_a_mark_that_is_one_token_is_found_by_its_id():
     """An added token is never merged with its neighbors. The phrase is the paper's."""
     tokenizer = bpe_tokenizer()
-    endings = find_endings(tokenizer)
+    endings = find_endings(tokenizer, PromptOptions())
     assert tokenizer.decode(endings.phrase_ids) == PAPERS_PHRASE and endings.thinking_end is None
     assert endings.phrase_ids[-1:] == endings.end_of_thinking_ids == (tokenizer.get_vocab()["</think>"],)
 
@@ -27,7 +28,7 @@ def test_bad_options_are_refused_by_name():
         (endless, {}, "no end-of-sequence token; name one with `stop_tokens`"),
     ):
         with pytest.raises(ValueError, match=words):
-            find_endings(tokenizer, **options)
+            find_endings(tokenizer, PromptOptions(**options))
 
 
 def test_the_chat_template_is_given_the_choice_to_think():
@@ -35,8 +36,8 @@ def test_the_chat_template_is_given_the_choice_to_think():
     tokenizer = bpe_tokenizer()
     tokenizer.chat_template += "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
     tokenizer.chat_template += "{% if enable_thinking is defined and enable_thinking %}<think>{% endif %}"
-    for thinking, end in ((None, ""), (True, "<think>"), (False, "<think></think>")):
-        [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": "Hi"}]], thinking=thinking)
+    for thinking, end in (("auto", ""), ("DONE", ""), ("true", "<think>"), ("false", "<think></think>")):
+        [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": "Hi"}]], PromptOptions(thinking=thinking))
         assert tokenizer.decode(ids) == f"[user]Hi[assistant]{end}"
 
 
@@ -44,9 +45,9 @@ def test_a_template_that_closes_the_thinking_leaves_none_to_the_model():
     """`</think>` would never come, and every completion would be unfinished."""
     tokenizer = bpe_tokenizer()
     tokenizer.chat_template += "<think>\n\n</think>\n\n"
-    assert find_endings(tokenizer).end_of_thinking == ""
-    assert find_endings(tokenizer, apply_chat_template=False).end_of_thinking == "</think>"
-    assert find_endings(tokenizer, thinking=True).end_of_thinking == "</think>"
+    assert find_endings(tokenizer, PromptOptions()).end_of_thinking == ""
+    assert find_endings(tokenizer, PromptOptions(apply_chat_template=False)).end_of_thinking == "</think>"
+    assert find_endings(tokenizer, PromptOptions(thinking="true")).end_of_thinking == "</think>"
 
 
 def test_a_prompt_has_one_beginning_and_no_end():
@@ -60,7 +61,7 @@ def test_a_prompt_has_one_beginning_and_no_end():
         tokenizer = bpe_tokenizer(chat=False)
         special = [("<|end|>", 0), ("<think>", 1)]
         tokenizer._tokenizer.post_processor = processors.TemplateProcessing(single=post, special_tokens=special)
-        [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": prompt}]])
+        [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": prompt}]], PromptOptions())
         assert tokenizer.decode(ids) == expected
 
 
@@ -71,7 +72,7 @@ def test_mistrals_own_tokenizer_has_a_chat_format_without_a_template():
         def apply_chat_template(self, messages, **_):
             return [[len(messages)]]
 
-    assert encode_prompts(MistralCommonBackend(), [[{"role": "user", "content": "Hi"}]]) == [[1]]
+    assert encode_prompts(MistralCommonBackend(), [[{"role": "user", "content": "Hi"}]], PromptOptions()) == [[1]]
 
 
 TEMPLATES = [
@@ -92,5 +93,5 @@ def test_a_chat_template_that_raises_is_refused_in_a_sentence(template, reason):
     tokenizer.chat_template = template
     message = rf"^the tokenizer's chat template does not take .* \({reason}\); .* `apply_chat_template` false$"
     with pytest.raises(ValueError, match=message) as refused:
-        encode_prompts(tokenizer, [[{"role": "user", "content": "2 + 3"}]])
+        encode_prompts(tokenizer, [[{"role": "user", "content": "2 + 3"}]], PromptOptions())
     assert "\n" not in str(refused.value)

@@ -17,9 +17,9 @@ import runtime.run
 import train
 from runtime.folder import Folder
 from tasks import data_sets, judges
-from tasks.data_sets import PromptOptions, load_dataset_task
+from tasks.data_sets import load_dataset_task
 from tasks.judges import RewardPool
-from tasks.prompts import stable_key
+from tasks.prompts import PromptOptions, stable_key
 
 pytestmark = pytest.mark.long
 
