@@ -3,14 +3,17 @@ the path of tests/deep/engine/."""
 
 import atexit
 import gc
+from contextlib import suppress
 
 import pytest
-from hypothesis import settings
 
-settings.register_profile(
-    "tests", derandomize=True, database=None, deadline=None, max_examples=50
-)  # the same every time
-settings.load_profile("tests")
+with suppress(ModuleNotFoundError):  # the lessons run with requirements.txt alone
+    from hypothesis import settings
+
+    settings.register_profile(
+        "tests", derandomize=True, database=None, deadline=None, max_examples=50
+    )  # the same every time
+    settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session", autouse=True)
