@@ -70,6 +70,7 @@ def test_resume_takes_over_the_flags_and_given_ones_win(command):
         ("engine", "mine:E"),
         ("task", "mine:t"),
         ("engine_args", '{"worker_cls": "mine.Worker"}'),
+        ("engine_args", '{"trust_remote_code": true}'),  # a switch, but none of the plain ones
         ("engine_args", '{"reasoning_parser_plugin": "plain"}'),  # a word that vLLM imports as a module
         ("engine_args", '{"block_size": "plain"}'),
         ("engine_args", '{"distributed_executor_backend": "mine"}'),

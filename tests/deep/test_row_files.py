@@ -70,6 +70,7 @@ def test_a_folder_in_the_hubs_format_loads_through_datasets(tmp_path, monkeypatc
 
 FILES = {  # what is written -> what is read
     "mark": ('{"prompt": "a", "answer": "1"}\n'.encode("utf-8-sig"), "a"),
+    "separator": ('{"prompt": "a", "answer": "1", "of": "\u2028"}'.encode(), "a"),  # Unicode's end of a line is none
     "parts": (b'{"prompt": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "answer": ["1"]}', "a"),
     "utf16": ('{"prompt": "a", "answer": "1"}'.encode("utf-16"), "is not UTF-8"),
     "latin1": ('{"prompt": "\xe4", "answer": "1"}'.encode("latin-1"), "is not UTF-8"),
