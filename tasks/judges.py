@@ -20,7 +20,7 @@ WHY NOT A LIBRARY. `concurrent.futures` cannot end a task that hangs. `pebble.Pr
 children running, gives up the whole pool when a worker dies between two tasks (as under the kernel's memory killer),
 and imports the main program again in each worker, torch and all (320 MB instead of 17 MB).
 
->>> with RewardPool(["math"], workers=1, end_of_thinking="</think>") as pool:
+>>> with contextlib.closing(RewardPool(["math"], workers=1, end_of_thinking="</think>")) as pool:
 ...     pool.judge([Job("math", "1/4 + 1/4?", "Adding up. </think> It is \\\\boxed{0.5}.", "1/2")])
 [Verdict(reward=1.0, correct=True, kind='correct')]
 """
@@ -184,12 +184,6 @@ class RewardPool:
         self._threads.shutdown(cancel_futures=True)
         for worker in workers:
             worker.close()
-
-    def __enter__(self) -> RewardPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _launch(self) -> Worker:
         with self._lock:

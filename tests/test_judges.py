@@ -1,5 +1,7 @@
 """Judges: a pool of worker processes that survives what it is given, and the user's own reward functions."""
 
+from contextlib import closing
+
 import pytest
 
 from tasks.judge_process import Job, Verdict, verdict_of
@@ -57,7 +59,7 @@ def test_kinds():
     ]  # fmt: skip
     texts = ("6 1 </think>  6 2\n", "</think> 6 2.", "6 2", "</think> </think> 6 2")
     answers = ["42", r"\frac{1}{2}", "Evelyn", unreadable, "", "9" * 2000 + "x"]
-    with RewardPool(["math", "exact"], workers=1, end_of_thinking="</think>") as pool:
+    with closing(RewardPool(["math", "exact"], workers=1, end_of_thinking="</think>")) as pool:
         # Asked before training, and not counted.
         assert pool.answers_readable("math", answers) == [True] * 3 + [False] * 3
         assert pool.answers_readable("exact", answers) == [True] * 6 and not pool.counts
@@ -102,7 +104,7 @@ def test_own_functions(functions, capfd):
         ("loud", "", "", "", 1.0),
         ("echo", "\ud800" * 7, odd, {"text": odd}, 7.0),
     ]
-    with RewardPool([f"own:{name}" for name, *_ in cases], timeout=5, end_of_thinking="</think>") as pool:
+    with closing(RewardPool([f"own:{name}" for name, *_ in cases], timeout=5, end_of_thinking="</think>")) as pool:
         verdicts = pool.judge([Job(f"own:{name}", *job) for name, *job, _ in cases])
     assert verdicts == [(x, x > 0, "correct" if x > 0 else "wrong") for *_, x in cases]
     assert capfd.readouterr().out == ""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,7 +33,7 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def pool():
     """A worker that reads math takes a second to start."""
-    with RewardPool(["math", "exact"], workers=1, end_of_thinking="</think>") as pool:
+    with closing(RewardPool(["math", "exact"], workers=1, end_of_thinking="</think>")) as pool:
         yield pool
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def jobs(function, *completions):
 def test_an_exception_stops_with_its_traceback_which_cannot_steer_the_terminal(functions):
     """What the model wrote may be quoted in it: escape codes, carriage returns and direction marks come out as `?`.
     The worker goes on."""
-    with RewardPool(["own:fails", "own:text", "own:process"], workers=1, timeout=20) as pool:
+    with closing(RewardPool(["own:fails", "own:text", "own:process"], workers=1, timeout=20)) as pool:
         for function, completion, words in (
             ("fails", "bad", "(?s)`reward` own:fails raised:.*own.py.*the user's own mistake"),
             ("fails", "quoted \x1b[2J\r\x07\u202e end", r"quoted \?\[2J\?\?\? end"),
@@ -86,7 +87,7 @@ def test_an_exception_stops_with_its_traceback_which_cannot_steer_the_terminal(f
 def test_a_worker_that_hangs_or_dies_is_replaced(functions, completion, kind):
     """The verdict is wrong, within the deadline of 1 s, and the next job is judged. What the worker started dies with it:
     its process group is its own, and so is its session, which Ctrl-C at the run's terminal does not reach."""
-    with RewardPool(["own:process"], workers=1, timeout=1.0, memory_mb=1024) as pool:
+    with closing(RewardPool(["own:process"], workers=1, timeout=1.0, memory_mb=1024)) as pool:
         first = int(pool.judge(jobs("process", "pid"))[0].reward)
         assert os.getsid(first) == os.getpgid(first) == first != os.getsid(0)
         start = time.monotonic()
@@ -102,7 +103,7 @@ def test_a_worker_that_hangs_or_dies_is_replaced(functions, completion, kind):
 def test_memory_is_limited_for_the_verifiers_only_and_lost_verdicts_warn(functions):
     """The user's own function may load a model of 8 GiB. A text of 8 MB is too much for 1 MiB, in the same worker. Eleven
     such verdicts of twelve are more than a tenth."""
-    with RewardPool(["own:process", "exact"], workers=1, end_of_thinking="x", memory_mb=1) as pool:
+    with closing(RewardPool(["own:process", "exact"], workers=1, end_of_thinking="x", memory_mb=1)) as pool:
         assert pool.judge(jobs("process", "model")) == [(float(8 << 30), True, "correct")]
         large = Job("exact", "", "x" + "y" * 8_000_000, "z")
         assert pool.judge([large]) == [(-1.0, False, "memory")]
@@ -114,7 +115,7 @@ def test_memory_is_limited_for_the_verifiers_only_and_lost_verdicts_warn(functio
 
 def test_a_worker_that_dies_between_two_jobs_costs_one_verdict():
     """As when the kernel is short of memory: one verdict is a crash, and the pool goes on."""
-    with RewardPool(["exact"], workers=2) as pool:
+    with closing(RewardPool(["exact"], workers=2)) as pool:
         os.kill(pool._workers[0].process.pid, signal.SIGKILL)
         pool._workers[0].process.wait()
         assert sorted(v.kind for v in pool.judge([Job("exact", "", "a", "a")] * 4)) == ["correct"] * 3 + ["crash"]
@@ -124,7 +125,7 @@ def test_a_worker_that_dies_between_two_jobs_costs_one_verdict():
 def test_a_worker_that_was_slow_to_start_shifts_no_verdict(monkeypatch):
     """Its "ready" comes when nobody waits for it any more, and is no reply to the next job."""
     asked = [Job("exact", "", text, "a") for text in "abab"]
-    with RewardPool(["exact"], workers=1) as pool:
+    with closing(RewardPool(["exact"], workers=1)) as pool:
         pool._workers[0].kill()
         monkeypatch.setattr("tasks.judges.START_TIMEOUT", 0.01)
         assert pool.judge(asked[:1])[0].kind == "crash"
@@ -146,7 +147,7 @@ def group_of(pid):
 
 
 def test_several_threads_get_their_own_verdicts(functions):
-    with RewardPool(["own:number"], workers=2, timeout=5) as pool, ThreadPoolExecutor(6) as threads:
+    with closing(RewardPool(["own:number"], workers=2, timeout=5)) as pool, ThreadPoolExecutor(6) as threads:
         numbers = [[float(100 * k + i) for i in range(30)] for k in range(6)]
         results = threads.map(lambda part: pool.judge(jobs("number", *map(str, part))), numbers)
         assert [[verdict.reward for verdict in verdicts] for verdicts in results] == numbers

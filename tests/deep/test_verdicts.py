@@ -3,6 +3,7 @@
 import random
 import re
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -264,7 +265,7 @@ def test_hostile_text_is_wrong_within_the_deadline_and_the_pool_recovers():
         (verdict,) = pool.judge([Job("math", "", "thinking </think> " + text, answer)])
         return verdict.kind
 
-    with RewardPool(["math"], workers=1, timeout=3.0, end_of_thinking="</think>") as pool:
+    with closing(RewardPool(["math"], workers=1, timeout=3.0, end_of_thinking="</think>")) as pool:
         for text in HOSTILE:
             start = time.monotonic()
             kind = judge("5", text)
