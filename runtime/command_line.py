@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from runtime.flags import DEFAULTS, PRETRAINED_LR, SEAMS, VERSION, Flags, UsageError
+from runtime.flags import DEFAULTS, PRETRAINED_LR, SEAMS, VERSION, Flags, UsageError, bounds
 
 # A resumed run does not take these over: they are for one command.
 OF_ONE_CALL = ("resume", "output_dir", "overwrite")
@@ -136,7 +136,16 @@ def saved_flags(folder: str) -> dict[str, Any]:
         raise UsageError(f"--resume {folder}: {config} cannot be read; give the folder of an earlier run.") from error
     if version != VERSION:
         raise UsageError(f"--resume {folder}: version {version} wrote this run; only that version can go on with it.")
-    return {name: value for name, value in saved.items() if name in DEFAULTS and name not in OF_ONE_CALL}
+    flags = {name: saved.get(name) for name in DEFAULTS if name not in OF_ONE_CALL}
+    try:
+        read = _parsed(_parser(""), [f"--{name}={value}" for name, value in flags.items()])
+        wrong = [f"{name} is {value!r}" for name, value in flags.items() if getattr(read, name) != value]
+        problems = [*wrong, *bounds(read)]
+    except UsageError as error:  # of another type, or none of the choices
+        problems = [str(error)]
+    if problems:
+        raise UsageError(f"--resume {folder}: {config} is damaged ({problems[0].rstrip('.')}); put back a copy of it.")
+    return flags
 
 
 def runs_code(name: str, value: Any) -> bool:

@@ -83,6 +83,9 @@ class Folder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=LOCK_PATIENCE)
+            for old in (self.path / "model.old", *self._checkpoints.glob("step-*.old")):
+                if old.exists() and not old.with_suffix("").exists():  # a kill in the middle of `swap`
+                    old.rename(old.with_suffix(""))
         except Timeout as error:
             raise UsageError(f"another run uses the folder {self.path}; wait for its end.") from error
         except (OSError, ValueError) as error:  # no permission, a name that is too long, ...
@@ -107,10 +110,9 @@ class Folder:
     def clear(self) -> None:
         """Removes the files of the run that this folder holds, and nothing else. metrics.jsonl, which marks the folder
         as a run, goes last."""
-        for name in ("checkpoints", "model", "model.new", "model.old"):
-            shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in ("curve.png", "config.json", *reversed(LOGS)):
-            (self.path / name).unlink(missing_ok=True)
+        folders = ("checkpoints", "model", "model.new", "model.old")
+        for name in (*folders, "curve.png", "config.json", "config.json.new", *reversed(LOGS)):
+            remove(self.path / name)
 
     def append(self, name: str, record: Record) -> None:
         """One more line of `name`, with null for a number that is not finite: JSON has no NaN, and other readers refuse
@@ -125,13 +127,17 @@ class Folder:
         new.write_text(text)
         new.replace(self.path / name)
 
-    def read(self, name: str) -> list[Record]:
-        """All records of `name`, none if it does not exist. A last line that is cut short is left out: its writer was
-        killed, or is writing it now."""
+    def read(self, name: str, length: int | None = None) -> list[Record]:
+        """All records of `name`, or of its first `length` bytes; none if it does not exist. A last line that is cut
+        short is left out: its writer was killed, or is writing it now. Raises ValueError for a line that is no
+        record."""
         file = self.path / name
         if not file.exists():
             return []
-        return [json.loads(line) for line in file.read_text().split("\n")[:-1]]
+        records = [json.loads(line) for line in file.read_bytes()[:length].split(b"\n")[:-1]]
+        if not all(isinstance(record, dict) for record in records):
+            raise ValueError("a line is no JSON object")
+        return records
 
     def lengths(self) -> dict[str, int]:
         """Bytes in each log, for a checkpoint."""
@@ -139,17 +145,18 @@ class Folder:
         return {file.name: file.stat().st_size if file.exists() else 0 for file in files}
 
     def cut_back(self, lengths: dict[str, int]) -> None:
-        """Takes off what the logs gained after a checkpoint, so that no step appears twice."""
-        for name, length in self.lengths().items():
-            if length > lengths[name]:
-                os.truncate(self.path / name, lengths[name])
+        """Takes off what the logs gained after a checkpoint, so that no step appears twice, and a line that is cut
+        short."""
+        for file in (self.path / name for name in LOGS):
+            if file.exists():
+                os.truncate(file, file.read_bytes()[: lengths[file.name]].rfind(b"\n") + 1)
 
     # ------------------------------------------------------------------------------------------------- checkpoints
 
     def begin_checkpoint(self) -> Path:
         """An empty folder to write the next checkpoint into; half-written ones of earlier processes are removed."""
-        for leftover in self._checkpoints.glob("unfinished-*"):
-            shutil.rmtree(leftover)
+        for leftover in [*self._checkpoints.glob("unfinished-*"), *self._checkpoints.glob("*.old")]:
+            remove(leftover)
         temporary = self._checkpoints / f"unfinished-{os.getpid()}"
         temporary.mkdir(parents=True)
         return temporary
@@ -164,14 +171,14 @@ class Folder:
         for file in [*temporary.rglob("*"), *(self.path / name for name in LOGS), temporary]:
             flush(file)
         final = self._checkpoints / f"step-{step:06d}"
-        swap(temporary, final, temporary.with_name(f"{temporary.name}-replaced"))
+        swap(temporary, final)
         flush(self._checkpoints)
         checkpoints = self.checkpoints()
         earlier = checkpoints[: checkpoints.index(final)]
         newest = [folder for folder in earlier if whole_state(folder)] + [final]
         for folder in checkpoints:
             if folder not in newest[-KEEP:]:
-                shutil.rmtree(folder)
+                remove(folder)
         return final
 
     def checkpoints(self) -> list[Path]:
@@ -204,8 +211,9 @@ def problem_of_folder(flags: Flags) -> str:
     that lie elsewhere; else empty."""
     path = Path(flags.output_dir)
     if flags.resume:
-        links = [name for name in (*LOGS, "config.json", "checkpoints", "model") if (path / name).is_symlink()]
-        return f"--resume {path}: {links[0]} is a link; put what it leads to in its place." if links else ""
+        links = [file for file in [*path.glob("*"), *path.glob("checkpoints/*")] if file.is_symlink()]
+        where = links[0].relative_to(path) if links else ""
+        return f"--resume {path}: {where} is a link; put what it leads to in its place, or remove it." if links else ""
     if flags.overwrite and flags.model and Path(flags.model).resolve().is_relative_to(path.resolve()):
         return f"--overwrite would delete --model {flags.model}, which lies in --output_dir; choose another folder."
     if Folder(path).holds_run():
@@ -222,7 +230,7 @@ def whole_state(folder: Path) -> Record | None:
     try:
         state = json.loads((folder / "state.json").read_text())
         sizes = {name: (folder / name).stat().st_size for name in state["files"]}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except UNREADABLE:
         return None
     return state if sizes == state["files"] else None
 
@@ -232,13 +240,23 @@ def is_not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def swap(new: Path, final: Path, old: Path) -> None:
-    """Puts the folder `new` in the place of `final`, which is `old` in between."""
-    shutil.rmtree(old, ignore_errors=True)
+def swap(new: Path, final: Path) -> None:
+    """Puts the folder `new` in the place of `final`, which has the suffix `.old` in between. A kill there leaves it so,
+    and the next start puts it back."""
+    old = final.with_suffix(".old")
     if final.exists():
+        remove(old)
         final.rename(old)
     new.rename(final)
-    shutil.rmtree(old, ignore_errors=True)
+    remove(old)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a folder, or a link and not what it leads to, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def flush(path: Path) -> None:

@@ -26,6 +26,10 @@ from tasks.prompts import PromptStream, Task
 
 LOW_ENTROPY = 1e-3  # nats per token
 EMPTY_STEPS = 3  # in a row
+READ_AT_END = {  # numbers of the logs
+    "metrics.jsonl": ("seconds", "trainer_idle", "generator_idle", "sync_seconds", "lag_mean", "lag_max"),
+    "eval.jsonl": ("step", "tokens", "device_hours", "pass_rate", "n_prompts", "n_samples"),
+}
 UNFINISHED = 0.5  # share of completions whose thinking never ended
 
 
@@ -95,7 +99,7 @@ class Recorder:
         settings = vars(self.flags)
         path = str(self.folder.path)
         if self.ranks.main:
-            self._read_earlier_run()
+            self._say_changes()
             self.folder.replace("config.json", json.dumps({"version": VERSION} | settings, indent=1))
             self.folder.append("metrics.jsonl", {"config": settings})  # once more after each resume
             self.bar = tqdm(total=self.flags.max_steps, initial=step, unit="step", disable=None, leave=False)
@@ -103,10 +107,16 @@ class Recorder:
         options = {"trackio": {"name": name}, "wandb": {"name": name, "dir": path}}
         self.ranks.accelerator.init_trackers("scalerl", config=settings, init_kwargs=options)
 
-    def _read_earlier_run(self) -> None:
-        """Of the run before a resume: the last mismatch; and a line for each flag that is another now."""
-        for record in self.folder.read("metrics.jsonl"):
+    def read_earlier_run(self, name: str, length: int) -> None:
+        """Of the first `length` bytes of the log `name`, before a resume: the last mismatch. Raises ValueError,
+        LookupError or TypeError for a record that the end of this run could not read."""
+        for record in self.folder.read(name, length):
             self.mismatch = record.get("mismatch_rms", self.mismatch)
+            numbers = READ_AT_END.get(name, ()) if "step" in record else ()
+            sum([self.mismatch or 0, *(record[number] for number in numbers)])
+
+    def _say_changes(self) -> None:
+        """A line for each flag that a resume has changed."""
         config = self.folder.path / "config.json"
         earlier = json.loads(config.read_text()) if config.exists() else {}
         for name, value in vars(self.flags).items():

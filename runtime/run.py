@@ -21,11 +21,12 @@ config.json may name code: a `reward` of yours, a class in `engine_args`.
 """
 
 import json
+import math
 import os
-import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from runtime.folder import (
     Record,
     RunFailed,
     check_folder,
+    remove,
     swap,
     writing,
 )
@@ -202,12 +204,12 @@ def save_model(run: Run) -> None:
     record = {"step": progress.step, "version": progress.version, "compute": run.recorder.clock.now()}
     with writing(path / "model"):
         new = path / "model.new"
-        shutil.rmtree(new, ignore_errors=True)
+        remove(new)
         new.mkdir()
         run.trainer.model.save_pretrained(new, state_dict=state)
         run.task.tokenizer.save_pretrained(new)
         (new / "run.json").write_text(json.dumps(record))
-        swap(new, path / "model", path / "model.old")
+        swap(new, path / "model")
 
 
 # ------------------------------------------------------------------------------------------------- saving and going on
@@ -279,17 +281,27 @@ def resume(run: Run) -> dict[str, int]:
         )
     checkpoint, state = newest
     load_tensors(run.ranks.accelerator, checkpoint)
-    try:
+    with reading(checkpoint / "state.json"):
         load_state(run, checkpoint, state)
-    except UsageError:
-        raise
-    except UNREADABLE as error:
-        raise UsageError(f"--resume: {checkpoint / 'state.json'} is damaged ({reason_of(error)}).") from error
+    for name in LOGS:
+        with reading(run.folder.path / name):
+            run.recorder.read_earlier_run(name, state["logs"][name])
     run.ranks.say(f"resumed from {checkpoint}; {len(run.prompts.first)} prompts that were in flight come first")
     step, last = run.progress.step, run.flags.max_steps
     if step >= last:
         run.ranks.say(f"nothing is trained: the run is at step {step}, --max_steps is {last}; give a larger one")
     return state["logs"]
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """What a damaged file raises in the block becomes a UsageError."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except UNREADABLE as error:
+        raise UsageError(f"--resume: {file} is damaged ({reason_of(error)}); put back a copy of it.") from error
 
 
 def load_tensors(accelerator: Any, checkpoint: Path) -> None:
@@ -307,17 +319,34 @@ def load_tensors(accelerator: Any, checkpoint: Path) -> None:
 
 def load_state(run: Run, checkpoint: Path, state: Record) -> None:
     """Takes over `state`, a checkpoint's state.json. Raises UsageError if the prompts or the threshold are others."""
-    used = {*state["prompts"]["first"], *(key for key, *_ in state["history"]["counts"])}
+    check_numbers(checkpoint, state)
+    history = state["history"]
+    used = {*state["prompts"]["first"], *(key for key, _, _ in history["counts"]), *history["retired"]}
     if not used <= {problem.key for problem in run.task.train}:
         raise UsageError(
             f"--resume: prompts of {checkpoint} are not among the prompts of this data set; give --dataset and --seed "
             "as before, and no --eval_dataset that has prompts of it."
         )
-    try:
-        run.history.load_state_dict(state["history"])
-    except ValueError as error:
-        raise UsageError(f"--resume: {error} Give --pass_rate_threshold as before.") from error
+    if (before := history["threshold"]) != run.flags.pass_rate_threshold:
+        raise UsageError(
+            f"--resume: {checkpoint} has retired prompts at {before}. Give --pass_rate_threshold as before."
+        )
+    run.history.load_state_dict(history)
     run.prompts.load_state_dict(state["prompts"])
     run.progress.load_state_dict(state)
     run.progress.compute = dict(state["compute"])
-    sum([*state["compute"].values(), *(state["logs"][name] for name in LOGS)])  # raises for what is no number
+
+
+def check_numbers(checkpoint: Path, state: Record) -> None:
+    """Raises one of UNREADABLE for numbers of a state.json that no run writes."""
+    step, prompts = state["step"], state["prompts"]
+    counts = [step, state["version"], state["evaluated"] + 1, prompts["epoch"], prompts["position"]]
+    counts += [state["logs"][name] for name in LOGS]
+    for _, solved, rollouts in state["history"]["counts"]:
+        counts += [solved, rollouts]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise ValueError("a count is no count")
+    if not all(0 <= value < math.inf for value in state["compute"].values()):
+        raise ValueError("compute is not finite")
+    if step != int(checkpoint.name[5:]) or max(state["version"], state["evaluated"]) > step:
+        raise ValueError(f"it is of step {step}")

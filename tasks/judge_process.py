@@ -29,7 +29,12 @@ with contextlib.suppress(ImportError):  # Windows has none: judges do not run th
 
 VERIFIERS = ("math", "exact")
 MAX_FILE_BYTES = 64 * 2**20
+MAX_REWARD = 1e6
 MAX_TRACEBACK_CHARS = 20_000
+
+
+class BadReward(ValueError):
+    """What a user's function returned is no reward. The message goes on behind its name."""
 
 
 class Job(NamedTuple):
@@ -52,16 +57,18 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(value: Any) -> Verdict:
-    """The verdict that a user's return value means; its numbers may be NumPy's or torch's. Raises TypeError or
-    ValueError if it means none."""
+    """The verdict that a user's return value means; its numbers may be NumPy's or torch's. Raises BadReward if it means
+    none."""
     is_pair = isinstance(value, tuple | list) and len(value) == 2
     reward, correct = value if is_pair else (value, None)
     try:
-        finite = math.isfinite(reward)
+        fits = math.isfinite(reward) and abs(reward) <= MAX_REWARD
+    except OverflowError:  # an int beyond all floats
+        fits = False
     except TypeError as error:
-        raise TypeError(f"a reward must be a number or a pair (reward, correct), not {value!r:.99}") from error
-    if not finite:
-        raise ValueError(f"a reward must be finite, not {reward}")
+        raise BadReward(f"must be a number or a pair (reward, correct), not {value!r:.99}") from error
+    if not fits:
+        raise BadReward(f"must be from -{MAX_REWARD:g} to {MAX_REWARD:g}, which float32 can square, not {reward!r:.99}")
     correct = bool(reward > 0 if correct is None else correct)
     return Verdict(float(reward), correct, "correct" if correct else "wrong")
 
@@ -142,6 +149,8 @@ def serve(rewards: Sequence[str], timeout: float, memory_mb: int, end: str) -> N
             reply(*judge_one(Job(*job), judges, end))
         except MemoryError:
             reply(-1.0, False, "memory")
+        except BadReward as error:
+            reply(0.0, False, "error", str(error))
         except Exception:  # a user's function may raise anything, which stops the run
             reply(0.0, False, "error", traceback.format_exc())
 

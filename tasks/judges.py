@@ -52,7 +52,7 @@ START_TIMEOUT = 120.0
 
 
 class RewardError(RuntimeError):
-    """A user's reward function raised; the message is its traceback."""
+    """A user's reward function raised, and the message is its traceback; or it returned no reward."""
 
 
 class Worker:
@@ -226,5 +226,5 @@ class RewardPool:
             self._idle.put(None if lost else worker)
         if verdict.kind == "error":  # the traceback may quote what a model wrote, and that may not steer a terminal
             trace = "".join(c if c.isprintable() or c == "\n" else "?" for c in trace)
-            raise RewardError(f"`reward` {job.name} raised:\n{trace}")
+            raise RewardError(f"`reward` {job.name} " + (f"raised:\n{trace}" if "\n" in trace else trace))
         return verdict

@@ -34,7 +34,7 @@ def fails(prompt, completion, answer):
     if completion.startswith("quoted"): raise ValueError(completion)
     return True
 def process(prompt, completion, answer):
-    if completion == "pid": return os.getpid()
+    if completion == "pid": return os.getpid() / 1000
     while completion == "loop": pass
     if completion == "sleep": signal.pthread_sigmask(signal.SIG_BLOCK, {14, 15}); time.sleep(1000)  # SIGALRM, SIGTERM
     if completion == "stop": os.kill(os.getpid(), signal.SIGSTOP)
@@ -88,12 +88,12 @@ def test_a_worker_that_hangs_or_dies_is_replaced(functions, completion, kind):
     """The verdict is wrong, within the deadline of 1 s, and the next job is judged. What the worker started dies with it:
     its process group is its own, and so is its session, which Ctrl-C at the run's terminal does not reach."""
     with closing(RewardPool(["own:process"], workers=1, timeout=1.0, memory_mb=1024)) as pool:
-        first = int(pool.judge(jobs("process", "pid"))[0].reward)
+        first = round(1000 * pool.judge(jobs("process", "pid"))[0].reward)
         assert os.getsid(first) == os.getpgid(first) == first != os.getsid(0)
         start = time.monotonic()
         assert pool.judge(jobs("process", completion)) == [(-1.0, False, kind)]
         assert time.monotonic() - start < 4
-        second = int(pool.judge(jobs("process", "pid"))[0].reward)
+        second = round(1000 * pool.judge(jobs("process", "pid"))[0].reward)
         assert second != first and pool.counts == {"correct": 2, kind: 1}
     time.sleep(0.2)
     assert not {first, second} & {group_of(pid) for pid in os.listdir("/proc") if pid.isdigit()}
