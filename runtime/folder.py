@@ -235,6 +235,21 @@ def whole_state(folder: Path) -> Record | None:
     return state if sizes == state["files"] else None
 
 
+def check_numbers(checkpoint: Path, state: Record) -> None:
+    """Raises one of UNREADABLE for numbers of a state.json that no run writes."""
+    step, prompts = state["step"], state["prompts"]
+    counts = [step, state["version"], state["evaluated"] + 1, prompts["epoch"], prompts["position"]]
+    counts += [state["logs"][name] for name in LOGS]
+    for _, solved, rollouts in state["history"]["counts"]:
+        counts += [solved, rollouts]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise ValueError("a count is no count")
+    if not all(0 <= value < math.inf for value in state["compute"].values()):
+        raise ValueError("compute is not finite")
+    if step != int(checkpoint.name[5:]) or max(state["version"], state["evaluated"]) > step:
+        raise ValueError(f"it is of step {step}")
+
+
 def is_not_finite(value: Any) -> bool:
     """Whether this is a NaN or an infinity."""
     return isinstance(value, float) and not math.isfinite(value)
@@ -284,3 +299,14 @@ def writing(path: Path) -> Iterator[None]:
             raise
         reason = str(error).strip().splitlines()[0]
         raise RunFailed(f"cannot write {getattr(error, 'filename', None) or path}: {reason}") from error
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """What a damaged file raises in the block becomes a UsageError."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except UNREADABLE as error:
+        raise UsageError(f"--resume: {file} is damaged ({reason_of(error)}); put back a copy of it.") from error

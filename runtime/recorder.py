@@ -99,7 +99,11 @@ class Recorder:
         settings = vars(self.flags)
         path = str(self.folder.path)
         if self.ranks.main:
-            self._say_changes()
+            config = self.folder.path / "config.json"
+            earlier = json.loads(config.read_text()) if config.exists() else {}
+            for name, value in settings.items():
+                if name not in OF_ONE_CALL and earlier.get(name, value) != value:
+                    self.ranks.say(f"--{name} is now {value} (it was {earlier[name]})")
             self.folder.replace("config.json", json.dumps({"version": VERSION} | settings, indent=1))
             self.folder.append("metrics.jsonl", {"config": settings})  # once more after each resume
             self.bar = tqdm(total=self.flags.max_steps, initial=step, unit="step", disable=None, leave=False)
@@ -108,20 +112,11 @@ class Recorder:
         self.ranks.accelerator.init_trackers("scalerl", config=settings, init_kwargs=options)
 
     def read_earlier_run(self, name: str, length: int) -> None:
-        """Of the first `length` bytes of the log `name`, before a resume: the last mismatch. Raises ValueError,
-        LookupError or TypeError for a record that the end of this run could not read."""
+        """Takes the last mismatch from the first `length` bytes of a log. Raises for what the end could not read."""
         for record in self.folder.read(name, length):
             self.mismatch = record.get("mismatch_rms", self.mismatch)
             numbers = READ_AT_END.get(name, ()) if "step" in record else ()
             sum([self.mismatch or 0, *(record[number] for number in numbers)])
-
-    def _say_changes(self) -> None:
-        """A line for each flag that a resume has changed."""
-        config = self.folder.path / "config.json"
-        earlier = json.loads(config.read_text()) if config.exists() else {}
-        for name, value in vars(self.flags).items():
-            if name not in OF_ONE_CALL and earlier.get(name, value) != value:
-                self.ranks.say(f"--{name} is now {value} (it was {earlier[name]})")
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -21,19 +21,17 @@ config.json may name code: a `reward` of yours, a class in `engine_args`.
 """
 
 import json
-import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from runtime.command_line import lr_note, parse_flags, reason_of
+from runtime.command_line import lr_note, parse_flags
 from runtime.engine_flags import choose_engine
 from runtime.evaluation import law
 from runtime.flags import UsageError, check_flags, with_flag_names
@@ -45,6 +43,8 @@ from runtime.folder import (
     Record,
     RunFailed,
     check_folder,
+    check_numbers,
+    reading,
     remove,
     swap,
     writing,
@@ -293,17 +293,6 @@ def resume(run: Run) -> dict[str, int]:
     return state["logs"]
 
 
-@contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """What a damaged file raises in the block becomes a UsageError."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except UNREADABLE as error:
-        raise UsageError(f"--resume: {file} is damaged ({reason_of(error)}); put back a copy of it.") from error
-
-
 def load_tensors(accelerator: Any, checkpoint: Path) -> None:
     """Model, optimizer and random states of a checkpoint, on every rank. Raises UsageError for one of another model.
     Every `torch.load` in it loads weights only, also where its caller asks for more, as FSDP2's does."""
@@ -335,18 +324,3 @@ def load_state(run: Run, checkpoint: Path, state: Record) -> None:
     run.prompts.load_state_dict(state["prompts"])
     run.progress.load_state_dict(state)
     run.progress.compute = dict(state["compute"])
-
-
-def check_numbers(checkpoint: Path, state: Record) -> None:
-    """Raises one of UNREADABLE for numbers of a state.json that no run writes."""
-    step, prompts = state["step"], state["prompts"]
-    counts = [step, state["version"], state["evaluated"] + 1, prompts["epoch"], prompts["position"]]
-    counts += [state["logs"][name] for name in LOGS]
-    for _, solved, rollouts in state["history"]["counts"]:
-        counts += [solved, rollouts]
-    if not all(type(count) is int and count >= 0 for count in counts):
-        raise ValueError("a count is no count")
-    if not all(0 <= value < math.inf for value in state["compute"].values()):
-        raise ValueError("compute is not finite")
-    if step != int(checkpoint.name[5:]) or max(state["version"], state["evaluated"]) > step:
-        raise ValueError(f"it is of step {step}")
