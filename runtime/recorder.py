@@ -115,7 +115,7 @@ class Recorder:
         """Takes the last mismatch from the first `length` bytes of a log. Raises for what the end could not read."""
         for record in self.folder.read(name, length):
             self.mismatch = record.get("mismatch_rms", self.mismatch)
-            numbers = READ_AT_END.get(name, ()) if "step" in record else ()
+            numbers = READ_AT_END.get(name, ()) if "step" in record or name == "eval.jsonl" else ()
             sum([self.mismatch or 0, *(record[number] for number in numbers)])
 
     @contextmanager
