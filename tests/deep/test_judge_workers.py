@@ -41,7 +41,7 @@ def process(prompt, completion, answer):
     if completion == "exit": os._exit(3)
     if completion == "orphan": subprocess.Popen(["sleep", "1000"]); os._exit(3)
     if completion == "memory": raise MemoryError
-    if completion == "model": return len(mmap.mmap(-1, 8 << 30))
+    if completion == "model": return len(mmap.mmap(-1, 8 << 30)) >> 30
     if completion == "file": open("big", "wb").write(bytes(100 << 20))
     if completion == "child": os.fork(); time.sleep(1000)
     if completion == "forged": os.write(3, b'[0, "", 1.0, true, "correct"]\\n'); time.sleep(1000)
@@ -104,7 +104,7 @@ def test_memory_is_limited_for_the_verifiers_only_and_lost_verdicts_warn(functio
     """The user's own function may load a model of 8 GiB. A text of 8 MB is too much for 1 MiB, in the same worker. Eleven
     such verdicts of twelve are more than a tenth."""
     with closing(RewardPool(["own:process", "exact"], workers=1, end_of_thinking="x", memory_mb=1)) as pool:
-        assert pool.judge(jobs("process", "model")) == [(float(8 << 30), True, "correct")]
+        assert pool.judge(jobs("process", "model")) == [(8.0, True, "correct")]
         large = Job("exact", "", "x" + "y" * 8_000_000, "z")
         assert pool.judge([large]) == [(-1.0, False, "memory")]
         assert pool.judge(jobs("process", "model"))[0].correct
