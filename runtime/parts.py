@@ -26,7 +26,7 @@ from runtime.folder import UNREADABLE, Folder, Progress, check_folder
 from runtime.generator import Generator
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
-from runtime.trainer import Trainer
+from runtime.trainer import Trainer, chosen_loss
 from tasks import data_sets, warm_start
 from tasks.named import place_of
 from tasks.prompts import PromptOptions, PromptStream, Task
@@ -42,6 +42,7 @@ class Run:
         file."""
         self.flags = flags
         self.progress = Progress(random.Random(flags.seed))
+        chosen_loss(flags)  # one that cannot train is refused before anything is made
         placement = place(flags)  # first, since it refuses devices before a process group waits for them
         self.ranks = ranks = Ranks(new_accelerator(flags))
         self.devices = devices_in_use(placement, ranks.count)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import losses
+from runtime.command_line import reason_of
 from runtime.flags import Flags, UsageError, own_code
 from runtime.model import Microbatch, Policy, TokenRow, active_parameters, load_model, microbatches
 from runtime.weights import CheckpointTensors, whole
@@ -83,7 +84,7 @@ class Trainer:
             self.low_precision = LowPrecisionCopy(masters, self.dtype)
             self.policy = self.low_precision.policy
             self.model = masters.model
-        self.policy_loss: Any = losses.LOSSES.get(flags.loss) or own_loss(flags)
+        self.policy_loss: Any = chosen_loss(flags)
         self.clip_options = clip_options(flags)
         self.weights = CheckpointTensors(self.model, self.dtype)  # for the generator
         self.parameters_in_flops = active_parameters(self.model)
@@ -266,12 +267,21 @@ def learning_rate(flags: Flags, version: int) -> float:
     return flags.lr * min(1.0, (version + 1) / max(1, flags.warmup_steps))  # lr min(1, (v + 1) / warm-up)
 
 
+def chosen_loss(flags: Flags) -> Any:
+    """The function of --loss. Raises UsageError for one of your own that cannot train."""
+    return losses.LOSSES.get(flags.loss) or own_loss(flags)
+
+
 def own_loss(flags: Flags) -> Callable:
     """Your own `module:function` of --loss, called as `losses.cispo` is, but for its options. It returns (token_loss
     (N, T), metrics); the ratios that every loss logs are added to its metrics. Raises UsageError, after one call."""
     function = own_code(flags, "loss")
     zeros = torch.zeros(2, 3)
-    match function(zeros, zeros, zeros[:, 0], zeros + 1):
+    try:
+        result = function(zeros, zeros, zeros[:, 0], zeros + 1)
+    except Exception as error:  # of any kind: it is the user's own
+        raise UsageError(f"--loss {flags.loss}, called as losses.cispo is, raised {reason_of(error)}.") from error
+    match result:
         case Tensor(shape=zeros.shape), dict():
             pass
         case _:

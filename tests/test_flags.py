@@ -92,7 +92,7 @@ def test_a_resumed_run_takes_its_flags_over(monkeypatch, tmp_path):
     Path("run").mkdir()
 
     def resume(config: dict, words: str = ""):
-        Path("run/config.json").write_text(json.dumps(config))
+        Path("run/config.json").write_text(json.dumps(DEFAULTS | config))
         return parse_flags(["--resume", "run", *words.split()], "about")
 
     flags = resume({"version": VERSION, "k": 3, "lr": 0.1, "overwrite": True}, "--lr 0.2")

@@ -141,3 +141,12 @@ def test_a_working_directory_hides_no_installed_package(folder):
     Path("losses.py").write_text("cispo = None\n")
     assert named("loss", "losses:cispo", ARGUMENTS["loss"]).__module__ == "losses"
     assert sys.path[-1] == str(folder)
+
+
+def test_a_loss_that_raises_is_refused_before_a_folder_is_made(folder, capsys):
+    """kl_penalty can be called with four arguments, but the third is then its mask; the other raises of itself."""
+    for name, reason in (("losses:kl_penalty", "ValueError: kl_penalty: "), ("mine:raises", "KeyError: ")):
+        assert train.main(["--loss", name, "--output_dir", "run", "--engine", "torch"]) == 2
+        [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train.py: ")]
+        assert line.startswith(f"train.py: --loss {name}, called as losses.cispo is, raised {reason}")
+        assert not Path("run").exists()
