@@ -46,7 +46,7 @@ def command(monkeypatch, tmp_path):
 
 def write_config(folder: str, **flags) -> None:
     Path(folder).mkdir(exist_ok=True)
-    Path(folder, "config.json").write_text(json.dumps({"version": VERSION} | flags))
+    Path(folder, "config.json").write_text(json.dumps({"version": VERSION} | DEFAULTS | flags))
 
 
 def test_resume_takes_over_the_flags_and_given_ones_win(command):
