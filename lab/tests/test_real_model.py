@@ -140,7 +140,7 @@ def test_both_models_answer_below_each_problem(tmp_path, monkeypatch):
         held_out=[SimpleNamespace(prompt_ids=(9, 9), answer="4"), None],
         stop_ids=[2],
         question=lambda problem: "2 + 2 =",
-        reward=lambda problem, ids: (1.0, ids == [4, 2]),
+        score=lambda problem, completions: [(1.0, ids == [4, 2]) for ids in completions],
         tokenizer=SimpleNamespace(decode=lambda ids, **_: f"It is\n{ids[0]}."),
         close=lambda: None,
     )
