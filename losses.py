@@ -47,7 +47,9 @@ LossAndMetrics = tuple[Tensor, dict[str, Tensor]]
 MAX_LOG_RATIO = 20.0  # float32 exp overflows at 88.7; a ratio of e^20 = 5e8 says no more than "huge"
 
 
-def normalize_advantages(rewards: Tensor, group_ids: Tensor, how="batch", eps=1e-6, ddof=0) -> Tensor:
+def normalize_advantages(
+    rewards: Tensor, group_ids: Tensor, how: str = "batch", eps: float = 1e-6, ddof: int = 0
+) -> Tensor:
     """Rewards centered per group and scaled (arXiv 2510.13786, section 3.2).
 
     L2: drop the groups with equal rewards before the call. Their advantages are 0, but they count. If they are a part p
@@ -93,7 +95,7 @@ def normalize_advantages(rewards: Tensor, group_ids: Tensor, how="batch", eps=1e
 
 
 def cispo(
-    logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, eps_max=5.0
+    logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, eps_max: float = 5.0
 ) -> LossAndMetrics:
     """ScaleRL's loss: truncated importance weights on the policy gradient (arXiv 2510.13786, Eq. 5).
 
@@ -138,8 +140,9 @@ def _bounded_exp(log_ratio: Tensor) -> Tensor:
 
 
 def dapo(
-    logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, eps_low=0.2, eps_high=0.26
-) -> LossAndMetrics:
+    logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor, *,
+    eps_low: float = 0.2, eps_high: float = 0.26,
+) -> LossAndMetrics:  # fmt: skip
     """PPO's clip with a wider upper side (arXiv 2503.14476, Eq. 8; DAPO's own is 0.28, the best in ScaleRL 0.26)."""
     trained, advantages, logprobs, behaviour = _select(mask, advantages, logprobs, behaviour_logprobs)  # (N, T) each
     log_ratio = logprobs - behaviour  # (N, T)
@@ -155,14 +158,17 @@ def _clipped_term(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: f
     return torch.minimum(free, clipped), clipped < free
 
 
-def grpo(logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, eps=0.2) -> LossAndMetrics:
+def grpo(
+    logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, eps: float = 0.2
+) -> LossAndMetrics:
     """PPO's symmetric clip (arXiv 2402.03300, Eq. 3). With `none` advantages and `constant` weights it is Dr.GRPO's."""
     return dapo(logprobs, behaviour_logprobs, advantages, mask, eps_low=eps, eps_high=eps)
 
 
 def gspo(
-    logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, eps_low=3e-3, eps_high=4e-3
-) -> LossAndMetrics:
+    logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor, *,
+    eps_low: float = 3e-3, eps_high: float = 4e-3,
+) -> LossAndMetrics:  # fmt: skip
     """PPO's clip on one ratio for each sequence (arXiv 2507.18071, Eq. 5-7), with the clips of ScaleRL's GSPO run.
 
     The reward belongs to the sequence, and ratios of single tokens are noisy, most of all in mixtures of experts, where
@@ -188,9 +194,9 @@ def tis(
     mask: Tensor,
     *,
     old_logprobs: Tensor,
-    eps_low=0.2,
-    eps_high=0.2,
-    cap=2.0,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    cap: float = 2.0,
 ) -> LossAndMetrics:
     """PPO's clip against the trainer's own old log-probs, times a truncated correction (Yao et al. 2025).
 
@@ -215,7 +221,7 @@ def tis(
 LOSSES = {"cispo": cispo, "gspo": gspo, "dapo": dapo, "grpo": grpo, "tis": tis}
 
 
-def aggregation_weights(mask: Tensor, group_ids: Tensor, how="prompt", constant: float | None = None) -> Tensor:
+def aggregation_weights(mask: Tensor, group_ids: Tensor, how: str = "prompt", constant: float | None = None) -> Tensor:
     """The averages of a loss as one weight for each token, so that every split of the batch sums to the same gradient.
 
     If your trainer divides the loss, multiply by its divisor: the number of ranks under DDP, FSDP and accelerate, the
@@ -253,7 +259,7 @@ def aggregation_weights(mask: Tensor, group_ids: Tensor, how="prompt", constant:
 
 
 # The losses of ScaleRL end here. GRPO adds a penalty:
-def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, estimator="k3") -> Tensor:
+def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, estimator: str = "k3") -> Tensor:
     """Estimate of KL(pi || pi_ref) for each sampled token. ScaleRL uses none; GRPO (2402.03300) uses k3.
 
              value, with r = pi_ref / pi     mean over tokens of pi     mean of its gradient

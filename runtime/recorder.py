@@ -116,7 +116,9 @@ class Recorder:
         for record in self.folder.read(name, length):
             self.mismatch = record.get("mismatch_rms", self.mismatch)
             numbers = READ_AT_END.get(name, ()) if "step" in record or name == "eval.jsonl" else ()
-            sum([self.mismatch or 0, *(record[number] for number in numbers)])
+            for value in (self.mismatch or 0, *(record[number] for number in numbers)):
+                if not isinstance(value, int | float):
+                    raise TypeError(f"{value!r} is no number")
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

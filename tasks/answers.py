@@ -161,9 +161,9 @@ def answer_of(text: str) -> tuple[str, str | None]:
     if values := JSON_ANSWER.findall(text):
         return answer_of(json_text(values[-1]))
     tail = decimals(text[-MAX_TAIL_CHARS:])[-MAX_TAIL_CHARS:]
-    for said in ANSWER_IS.findall(tail)[-1:]:
-        if is_formula(plain(said)):
-            return plain(said), said
+    for claim in ANSWER_IS.findall(tail)[-1:]:
+        if is_formula(plain(claim)):
+            return plain(claim), claim
     return plain(tail), tail
 
 
