@@ -624,7 +624,7 @@ def test_make_takes_a_log_of_any_name(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text('#!/bin/sh\nprintf "<%s>" "$@"')
         (tmp_path / name).chmod(0o755)
-    command = ["make", "-s", "-C", "lab", "fit", "LOG=x;touch y z.csv", "FLAGS=--y acc"]
+    command = ["make", "-s", "--no-print-directory", "-C", "lab", "fit", "LOG=x;touch y z.csv", "FLAGS=--y acc"]
     output = subprocess.check_output(command, cwd=tmp_path, text=True)
     assert output == "<lab/law/read_logs.py><x;touch y z.csv><--y><acc>" and not (tmp_path / "y").exists()
 
