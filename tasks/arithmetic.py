@@ -104,9 +104,9 @@ def chain_values(start: int, operations: Sequence[str]) -> list[int]:
     return values
 
 
-def draw_chain(rng: random.Random) -> tuple[int, list[str]]:
-    """A start digit and n operations, n uniform in OPS."""
-    return rng.randrange(10), [rng.choice(OPERATIONS) for _ in range(rng.randint(*OPS))]
+def draw_chain(rng: random.Random, ops: tuple[int, int] = OPS) -> tuple[int, list[str]]:
+    """A start digit and n operations, n uniform from the first of `ops` to the last."""
+    return rng.randrange(10), [rng.choice(OPERATIONS) for _ in range(rng.randint(*ops))]
 
 
 def chain_text(start: int, operations: Sequence[str]) -> str:
@@ -141,18 +141,26 @@ def word_tokenizer() -> "PreTrainedTokenizerFast":
 class ChainTask(Task):
     """Chain mod 10. `seed` draws the training pool; the held-out problems are the same for every seed.
 
-    `train` has `pool_size` distinct problems, `held_out` has `held_out_size`. With `graded` every fifth problem of both
+    `train` has `pool_size` distinct problems of `ops` operations, `held_out` has `held_out_size`. With `graded` every fifth problem of both
     lists is impossible (`impossible_answer`). Raises ValueError if more problems are asked for than MOST_PROBLEMS.
     """
 
     sources = ("chain",)
 
-    def __init__(self, seed: int = 0, pool_size: int = 2048, held_out_size: int = 256, graded: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        pool_size: int = 2048,
+        held_out_size: int = 256,
+        graded: bool = False,
+        ops: tuple[int, int] = OPS,
+    ) -> None:
         self.tokenizer = word_tokenizer()
         self.stop_ids = (IDS["<eos>"],)
         self.end_of_thinking_ids = (IDS["</think>"],)
         self.phrase_ids = tuple(IDS[word] for word in PHRASE)
         self.graded = graded
+        self.ops = ops
         self.train = self._draw(random.Random(f"train {seed}"), pool_size, held_out=False)
         self.held_out = self._draw(random.Random("held out"), held_out_size, held_out=True)
 
@@ -161,7 +169,7 @@ class ChainTask(Task):
             raise ValueError(f"there are at most {MOST_PROBLEMS:,} problems of a kind; ask for fewer")
         problems: dict[str, Problem] = {}
         while len(problems) < size:
-            start, operations = draw_chain(rng)
+            start, operations = draw_chain(rng, self.ops)
             text = chain_text(start, operations)
             if is_held_out(text) != held_out:
                 continue

@@ -33,7 +33,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from tasks import arithmetic
-from tasks.arithmetic import IDS, LABELS, OPERATIONS, WORDS, ChainTask
+from tasks.arithmetic import IDS, LABELS, OPERATIONS, OPS, WORDS, ChainTask
 from tasks.prompts import FirstModel, stable_key
 
 if TYPE_CHECKING:  # its import takes seconds
@@ -58,6 +58,7 @@ class Demonstrations:
     restart: float = 0.35
     cut: float = 0.15
     rarity: int = 1
+    ops: tuple[int, int] = OPS  # fewest and most operations of a problem
 
 
 DISCOVER = Demonstrations(wrong_rates=(0.02, 0.10), recheck=0.0, restart=0.0, cut=0.0)
@@ -124,7 +125,7 @@ class Demonstrator:
     def problem(self) -> tuple[int, list[str]]:
         """The start digit and the operations of a problem that is not held out."""
         while True:
-            start, operations = arithmetic.draw_chain(self.rng)
+            start, operations = arithmetic.draw_chain(self.rng, self.settings.ops)
             if not arithmetic.is_held_out(arithmetic.chain_text(start, operations)):
                 return start, operations
 
