@@ -141,8 +141,9 @@ def word_tokenizer() -> "PreTrainedTokenizerFast":
 class ChainTask(Task):
     """Chain mod 10. `seed` draws the training pool; the held-out problems are the same for every seed.
 
-    `train` has `pool_size` distinct problems of `ops` operations, `held_out` has `held_out_size`. With `graded` every fifth problem of both
-    lists is impossible (`impossible_answer`). Raises ValueError if more problems are asked for than MOST_PROBLEMS.
+    `train` has `pool_size` distinct problems of `ops` operations, `held_out` has `held_out_size`. With `graded` every
+    fifth problem of both lists is impossible (`impossible_answer`). Raises ValueError if more problems are asked for
+    than MOST_PROBLEMS.
     """
 
     sources = ("chain",)
