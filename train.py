@@ -46,6 +46,7 @@ from runtime.generator import Exhausted
 from runtime.model import TokenRow
 from runtime.parts import Run
 from runtime.run import run_program, save_if_due
+from runtime.step_file import record_if_due
 from runtime.trainer import Trainer, TrainingBatch
 
 BAD_STEPS = 3  # gradients in a row that are not finite, before the run ends
@@ -73,6 +74,7 @@ def train(run: Run) -> None:
             rewards = batch_rewards(groups, flags, progress.step)  # (N,)
             varied = filters.has_variance(rewards, group_ids)  # (N,)
             metrics = recorder.measure(groups, rewards, varied)  # what this step logs
+            record_if_due(run, groups, rewards)  # --record_every: what lab/replay.py asks other losses about
 
             # Zero-variance filter: groups with equal rewards have no gradient. They leave before the std and the
             # average are taken; otherwise the step size would depend on how many such groups there are.

@@ -69,6 +69,7 @@ class Flags:
     eval_every: int = flag(10, "Evaluate the held-out prompts every N steps, at the start and at the end.", at_least=1)
     eval_samples: int = flag(1, "Completions per held-out prompt (the paper's mean@16 has 16).", at_least=1)  # P2
     save_every: int = flag(30, "Checkpoint every N steps and at the end; 0 means at a stop only.", at_least=0)
+    record_every: int = flag(0, "Keep every Nth step for lab/replay.py; 0 keeps none.", at_least=0)
     report_to: Literal["none", "tensorboard", "trackio", "wandb"] = flag("none", "Also log here, project `scalerl`.")
 
     model: str = flag(

@@ -110,7 +110,7 @@ class Folder:
     def clear(self) -> None:
         """Removes the files of the run that this folder holds, and nothing else. metrics.jsonl, which marks the folder
         as a run, goes last."""
-        folders = ("checkpoints", "model", "model.new", "model.old")
+        folders = ("checkpoints", "recorded", "model", "model.new", "model.old")
         for name in (*folders, "curve.png", "config.json", "config.json.new", *reversed(LOGS)):
             remove(self.path / name)
 

@@ -6,6 +6,7 @@
     eval.jsonl       Evaluator (evaluation.py)               a record for each evaluation
     samples.jsonl    Recorder.write_samples                  after each round: two rollouts of each of two groups
     checkpoints/     save                                    every `save_every` steps, at a stop, at the end
+    recorded/        record_if_due (step_file.py)            with --record_every: steps that lab/replay.py reads
     model/           save_model                              at the end: Hugging Face format; run.json has its step
     curve.png        evaluation.law                          at the end: Eq. 1 on the run's own evaluations
     lock             Folder.lock (folder.py)                 while a process has the folder
@@ -52,6 +53,7 @@ from runtime.folder import (
 from runtime.generator import EngineDied, EngineFailed, GeneratorFailed, StopRequested
 from runtime.parts import Run
 from runtime.ranks import Ranks, report_fault
+from runtime.step_file import recording_note
 from runtime.weights import full_tensors
 from tasks.judges import RewardError
 
@@ -173,6 +175,8 @@ def start(run: Run) -> None:
             run.folder.clear()
     run.recorder.start_clock(run.trainer.parameters_in_flops, run.devices, run.progress.compute)
     run.recorder.open(run.progress.step)
+    if run.flags.record_every:
+        run.ranks.say(recording_note(run))
 
 
 def end(run: Run) -> None:
