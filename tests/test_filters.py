@@ -16,7 +16,8 @@ def test_groups_with_equal_rewards_are_dropped():
     ids = torch.tensor([5, 2, 5, 2, 9, 2])
     assert has_variance(rewards, ids).tolist() == [True, False, True, False, False, False]
     assert has_variance(torch.tensor([0.5, 0.5 + 1e-7]), torch.zeros(2)).all()
-    assert has_variance(torch.tensor([math.nan, math.nan]), torch.zeros(2)).all()
+    for other in (1.0, math.nan):
+        assert has_variance(torch.tensor([math.nan, other]), torch.zeros(2)).all()
 
 
 def test_pass_rate_history_by_hand():
@@ -34,13 +35,17 @@ def test_pass_rate_history_by_hand():
 
 
 def test_threshold_is_reached_at_equality():
-    """Each share of 100 rollouts retires at that share and not one below; in floating point .57 * 100 < 57, .07 * 100 > 7."""
+    """Each share of 100 rollouts retires at that share and not one below; in floating point .57 * 100 < 57, .07 * 100 > 7.
+    2 of 3 are less than .667."""
     for solved in range(1, 101):
         history = PassRateHistory(threshold=solved / 100)
         history.update("at", [1] * solved + [0] * (100 - solved))
         history.update("below", [1] * (solved - 1) + [0] * (101 - solved))
         assert history.retired("at")
         assert not history.retired("below")
+    history = PassRateHistory(threshold=0.667)
+    history.update("a", [1, 1, 0])
+    assert not history.retired("a")
 
 
 @pytest.mark.parametrize("correct", [[1, -1], [0.5], [math.nan], [2], []])

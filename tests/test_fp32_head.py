@@ -1,4 +1,4 @@
-"""fp32_head.py, worked by hand on two tokens, then against float64 autograd, then what it promises of rounding and memory."""
+"""fp32_head.py, worked by hand on two tokens, then against float64 autograd, then what it promises of rounding."""
 
 import math
 from types import SimpleNamespace
@@ -6,14 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp32_head import GENERATOR_ARGS, Scorer, rounded, token_logprobs
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 
 
-def inputs(dtype: torch.dtype, m: int = 7, h: int = 5, v: int = 11) -> tuple[Tensor, ...]:
+def inputs(dtype: torch.dtype = F64, m: int = 7, h: int = 5, v: int = 11) -> tuple[Tensor, ...]:
     """Random (hidden (m, h), weight (v, h), targets (m,), bias (v,)), the floats as leaves with gradients."""
     rng = torch.Generator().manual_seed(0)
     hidden, weight, bias = (torch.randn(*shape, generator=rng, dtype=F64) for shape in ((m, h), (v, h), (v,)))
@@ -134,25 +133,6 @@ def test_weight_gradient_is_summed_in_fp32():
     logprobs, _ = token_logprobs(hidden, weight, targets, bias=bias, chunk_tokens=1)
     for grad in torch.autograd.grad(logprobs.sum(), [weight, bias]):
         assert grad.flatten().tolist() == [256, -256]
-
-
-def test_no_tokens_by_vocabulary_tensor_is_ever_alive():
-    """M = 64, H = 8, V = 50, C = 4: no operation returns more than the hidden states' 64 * 8 numbers; a full set of
-    logits would be 64 * 50. All (4, 50) results lie in three buffers: two forward, one backward."""
-    kept = []
-
-    class Recorder(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            kept.append(result)  # so that no address is used twice
-            return result
-
-    hidden, weight, targets, _ = inputs(F32, m=64, h=8, v=50)
-    with Recorder():
-        token_logprobs(hidden, weight, targets, chunk_tokens=4)[0].sum().backward()
-    tensors = [x for x in kept if isinstance(x, Tensor)]
-    assert max(x.numel() for x in tensors) == 64 * 8
-    assert len({x.untyped_storage().data_ptr() for x in tensors if x.shape == (4, 50)}) == 3
 
 
 def test_a_scorer_scores_each_token_by_the_position_before_it():

@@ -11,35 +11,14 @@ pytestmark = pytest.mark.long  # processes of its own, and deadlines
 
 
 FUNCTIONS = """
-import mmap, os, signal, subprocess, time
+import os
 
 def equal(prompt, completion, answer): return completion == answer
 def number(prompt, completion, answer): return float(completion)
 def pair(prompt, completion, answer): return 0.25, True
-def yes(prompt, completion, answer): return True
-def text(prompt, completion, answer): return "yes"
 def echo(prompt, completion, answer): return len(prompt), completion == answer["text"]
 def loud(prompt, completion, answer):
     print("noise\\n" * 1000); os.write(1, b"more noise\\n"); return True
-def fails(prompt, completion, answer):
-    if completion == "bad": raise KeyError("the user's own mistake")
-    if completion.startswith("quoted"): raise ValueError(completion)
-    return True
-def process(prompt, completion, answer):
-    if completion == "pid": return os.getpid()
-    while completion == "loop": pass
-    if completion == "sleep": signal.pthread_sigmask(signal.SIG_BLOCK, {14, 15}); time.sleep(1000)  # SIGALRM, SIGTERM
-    if completion == "stop": os.kill(os.getpid(), signal.SIGSTOP)
-    if completion == "exit": os._exit(3)
-    if completion == "orphan": subprocess.Popen(["sleep", "1000"]); os._exit(3)
-    if completion == "memory": raise MemoryError
-    if completion == "model": return len(mmap.mmap(-1, 8 << 30))
-    if completion == "file": open("big", "wb").write(bytes(100 << 20))
-    if completion == "child": os.fork(); time.sleep(1000)
-    if completion == "forged": os.write(3, b'[0, "", 1.0, true, "correct"]\\n'); time.sleep(1000)
-    if completion == "no reply": os.write(3, b'5\\n')
-    if completion == "replies": os.write(3, b"[" * 3_000_000); time.sleep(1000)
-    return True
 """
 
 

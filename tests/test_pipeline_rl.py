@@ -187,6 +187,7 @@ def test_ppo_off_policy():
         # B + m groups that are ready are outstanding: B + m <= (k + 1) B
         (2, 3, {"min_ready": 7}, "min_ready must be from 0 to 6, not 7"),
         (2, 3, {"min_ready": -1}, "min_ready must be from 0 to 6, not -1"),
+        (2, 3, {"min_ready": 1, "schedule": "ppo_off_policy"}, "min_ready must be from 0 to 0, not 1"),
     ],
 )
 def test_numbers_without_a_meaning_are_refused(batch, k, options, sentence):

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pipeline_rl import Group, Pacer, simulate
+from pipeline_rl import Group, Pacer
 
 pytestmark = pytest.mark.timeout(30)  # a bound that is broken often shows as a wait without end
 
@@ -133,15 +133,3 @@ def test_the_bound_is_reached_by_a_fast_generator(k, batch):
             pacer.release(batch)
         largest[min_ready] = max(token_lags)
     assert largest == {k * batch: k, 0: 0}
-
-
-@pytest.mark.parametrize(("schedule", "k", "most"), [("pipeline", 0, 0), ("pipeline", 3, 3), ("ppo_off_policy", 3, 2)])
-def test_the_simulation_keeps_to_the_bound(schedule, k, most):
-    token_lags, empty, waited = simulate(k, schedule)
-    assert min(token_lags) == 0 and max(token_lags) == most and 0 < empty < 1 and 0 < waited < 1
-
-
-@pytest.mark.parametrize(("k", "schedule"), [(0, "pipeline"), (3, "ppo_off_policy")])
-def test_none_can_stay_ready_where_a_take_fills_the_bound(k, schedule):
-    with pytest.raises(ValueError, match="min_ready must be from 0 to 0, not 1"):
-        Pacer(2, k, schedule=schedule, min_ready=1)

@@ -1,16 +1,13 @@
 """Data sets: every option, ids with gaps, evaluation sets in other words, and what is refused."""
 
-import hashlib
 import json
 import re
-from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import tokenizers
-from bpe import bpe_tokenizer
 from scripted import record_rollouts
+from test_data_sets import is_correct_in_prose, keys, smallest, sums
 from test_rows import write_rows
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -18,71 +15,10 @@ import runtime.run
 import train
 from runtime.folder import Folder
 from tasks import data_sets, judges
-from tasks.data_sets import load_dataset_task
 from tasks.judges import RewardPool
-from tasks.prompts import PromptOptions, stable_key
+from tasks.prompts import stable_key
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return bpe_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def pool():
-    """A worker that reads math takes a second to start."""
-    with closing(RewardPool(["math", "exact"], workers=1, end_of_thinking="</think>")) as pool:
-        yield pool
-
-
-@pytest.fixture
-def load(tmp_path, monkeypatch, tokenizer, pool):
-    """`load_dataset_task` of rows, or of files in the working folder by their names, with one worker, `exact` and 10
-    held-out prompts. What `math` and `exact` judge goes through one pool; others are closed at the end."""
-    monkeypatch.chdir(tmp_path)
-    loaded = []
-
-    def new_pool(rewards, *options):
-        if not {*rewards} <= {"math", "exact"}:
-            return RewardPool(rewards, *options)
-        pool.counts.clear()
-
-        def judge(jobs):
-            assert {job.name for job in jobs} <= {*rewards}
-            return pool.judge(jobs)
-
-        others = {"answers_readable": pool.answers_readable, "counts": pool.counts}
-        return SimpleNamespace(judge=judge, close=lambda: None, **others)
-
-    monkeypatch.setattr(data_sets, "RewardPool", new_pool)
-
-    def load(data, **options):
-        if isinstance(data, list):
-            data = write_rows(Path(f"rows-{len(loaded)}.jsonl"), data)
-        names = options.keys() & PromptOptions.__dataclass_fields__
-        prompt_options = PromptOptions(**{"held_out": 10} | {name: options.pop(name) for name in names})
-        options = {"tokenizer": tokenizer, "reward": "exact", "reward_workers": 1} | options
-        loaded.append(load_dataset_task(data, options=prompt_options, **options))
-        return loaded[-1]
-
-    yield load
-    for task in loaded:
-        task.close()
-
-
-def sums(n, start=0):
-    return [{"question": f"What is {i} + 2?", "answer": str(i + 2)} for i in range(start, start + n)]
-
-
-def smallest(rows, n):
-    """The keys of the n prompts with the smallest SHA-256."""
-    return set(sorted(hashlib.sha256(row["question"].encode()).hexdigest()[:16] for row in rows)[:n])
-
-
-def keys(problems):
-    return {problem.key for problem in problems}
 
 
 def test_exact_sees_neither_one_stop_token_nor_the_gap_of_an_id_without_a_token(tokenizer, load):
@@ -182,12 +118,6 @@ def test_no_option_carries_a_prompt_from_training_into_the_held_out(load):
         assert not keys(task.train) & held_out
         assert len(keys(every)) == len(every)
         assert {p.source for p in task.train} == set(re.findall(r"\w\.jsonl", names))
-
-
-def is_correct_in_prose(task, problem):
-    """`math` reads such an answer, `exact` does not."""
-    ids = task.tokenizer.encode(f"</think>The answer is {problem.answer}.", add_special_tokens=False)
-    return task.score(problem, [ids])[0][1]
 
 
 def test_an_evaluation_set_is_known_in_other_words_around_the_question(load):

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from test_fp32_head import inputs
+from test_model import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fp32_head
@@ -23,17 +25,6 @@ BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
-
-
-def inputs(dtype: torch.dtype = F64, m: int = 7, h: int = 5, v: int = 11):
-    """Random (hidden (m, h), weight (v, h), targets (m,), bias (v,)), the floats as leaves with gradients."""
-    rng = torch.Generator().manual_seed(0)
-
-    def leaf(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=rng, dtype=F64).to(dtype).requires_grad_()
-
-    targets = torch.randint(v, (m,), generator=rng)
-    return leaf(m, h), leaf(v, h), targets, leaf(v)
 
 
 def logprobs_of(logits, targets):
@@ -144,14 +135,6 @@ def test_gradients_only_where_asked(trained):
     torch.testing.assert_close(arguments[trained].grad, expected)
 
 
-def test_which_results_carry_a_gradient():
-    hidden, weight, targets, _ = inputs()
-    logprobs, entropy = token_logprobs(hidden, weight, targets)
-    assert logprobs.requires_grad
-    assert not entropy.requires_grad
-    assert token_logprobs(hidden, weight, targets, entropy_grad=True)[1].requires_grad
-
-
 def test_fp64_of_either_input_wins():
     hidden, weight, targets, _ = inputs()
     assert token_logprobs(hidden, weight.float(), targets)[0].dtype == F64
@@ -189,20 +172,6 @@ def test_chunk_fills_the_byte_budget(monkeypatch, dtype, chunk_bytes, sizes):
     with Recorder() as recorder, torch.no_grad():
         token_logprobs(hidden, weight, targets)
     assert [len(returned[0]) for name, _, returned in recorder.calls if name == "mm"] == sizes
-
-
-def test_every_product_is_fp32_under_autocast():
-    """Mixed precision casts products to bfloat16. Operands and results of all four products are looked at."""
-    hidden, weight, targets, bias = inputs(F32)
-    for options in ({}, {"bias": bias}):
-        expected, _ = token_logprobs(hidden, weight, targets, **options)
-        with torch.autocast("cpu", dtype=BF16):
-            assert (hidden @ weight.t()).dtype == BF16  # autocast is on
-            with Recorder() as recorder:
-                logprobs, _ = token_logprobs(hidden, weight, targets, **options)
-                logprobs.sum().backward()
-        assert recorder.products == [{F32}] * 4
-        assert torch.equal(logprobs, expected)
 
 
 @pytest.mark.parametrize("elsewhere", ["highest", "high", "medium"])
@@ -262,40 +231,13 @@ def test_fp32_false_changes_nothing_in_float32():
 @pytest.mark.parametrize("inputs", [{}, {"attention_mask": torch.tensor([[1] * 6, [1] * 4 + [0] * 2])}])
 def test_scorer_is_the_models_own_log_softmax(inputs):
     """A Hugging Face model with two padded rows, whose padding id is any in range; T = .7; from position 2 on."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=19,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        tie_word_embeddings=False,
-    )
-    model = Qwen3ForCausalLM(config).double()
+    model = tiny_model(tied=False)
     ids = torch.tensor([[4, 5, 6, 7, 8, 9], [3, 1, 2, 18, 0, 0]])
     logprobs, entropy = Scorer(model, temperature=0.7)(ids, 2, **inputs)
     expected = torch.distributions.Categorical(logits=model(ids, **inputs).logits[:, 1:-1] / 0.7)
     assert logprobs.shape == entropy.shape == (2, 4)
     torch.testing.assert_close(logprobs, expected.log_prob(ids[:, 2:]))
     torch.testing.assert_close(entropy, expected.entropy())
-
-
-def test_scorer_multiplies_as_a_generator_with_a_bfloat16_head():
-    """The oracle rounds hidden states and head itself, and multiplies in FP64."""
-    model = scorer_worker.Model()
-    ids = scorer_worker.batch()[0]
-
-    def coarse(x: torch.Tensor) -> torch.Tensor:
-        return x.bfloat16().double()
-
-    hidden = model.base_model(ids, use_cache=False).last_hidden_state[:, :-1]
-    logits = coarse(hidden) @ coarse(model.lm_head.weight).T + coarse(model.lm_head.bias)
-    expected = logprobs_of(logits, ids[:, 1:])
-    assert (Scorer(model, BF16)(ids)[0] - expected).abs().max() < 1e-6
-    assert (Scorer(model)(ids)[0] - expected).abs().max() > 1e-4
 
 
 @pytest.mark.medium

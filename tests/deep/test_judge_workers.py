@@ -21,14 +21,8 @@ pytestmark = pytest.mark.long  # processes of its own, and deadlines
 FUNCTIONS = """
 import mmap, os, signal, subprocess, time
 
-def equal(prompt, completion, answer): return completion == answer
 def number(prompt, completion, answer): return float(completion)
-def pair(prompt, completion, answer): return 0.25, True
-def yes(prompt, completion, answer): return True
 def text(prompt, completion, answer): return "yes"
-def echo(prompt, completion, answer): return len(prompt), completion == answer["text"]
-def loud(prompt, completion, answer):
-    print("noise\\n" * 1000); os.write(1, b"more noise\\n"); return True
 def fails(prompt, completion, answer):
     if completion == "bad": raise KeyError("the user's own mistake")
     if completion.startswith("quoted"): raise ValueError(completion)

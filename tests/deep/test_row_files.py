@@ -1,26 +1,13 @@
 """Rows: files that are none, numbers written out, columns in messages, and what is refused."""
 
-import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_rows import read, write_rows
 
-from tasks.rows import DataSet, final_answer, parse_data_sets, parse_eval_sets, read_rows
-
-
-def write_rows(path, rows):
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return str(path)
-
-
-def read(name, prompt_column="", answer_column="", reward="math", split=None):
-    """({key: (text, answer)}, skipped)."""
-    rows = read_rows(DataSet(name, split=split), prompt_column, answer_column, reward)
-    assert rows.usable.keys() <= rows.prompts
-    return {key: (row.text, row.answer) for key, row in rows.usable.items()}, rows.skipped
-
+from tasks.rows import DataSet, final_answer, parse_data_sets, parse_eval_sets
 
 REFUSED = {
     "`dataset` must be": "| a,,b | a= | a=2 | a,b.jsonl:math=1 | :main | math",
