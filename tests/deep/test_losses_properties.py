@@ -270,6 +270,14 @@ def test_any_split_gives_the_same_gradient(name, drawn, data):
     assert summarize_metrics(merged) == pytest.approx(summarize_metrics(metrics), rel=1e-12)
 
 
+def test_prompt_average_needs_whole_groups():
+    """Half of a group in a batch of its own weighs as much as a whole group: 1/2 + 1/2 for it instead of 1/3 each."""
+    mask = torch.ones(6, 1)
+    ids = torch.tensor([0, 0, 1, 1, 2, 2])
+    assert aggregation_weights(mask, ids)[:2].sum() == pytest.approx(1 / 3)
+    assert aggregation_weights(mask[:3], ids[:3])[2] == pytest.approx(1 / 2)  # row 2 alone: half of group 1
+
+
 @pytest.mark.parametrize("how", ["batch", "prompt"])
 def test_variance_in_two_passes(how):
     """FP32 rewards of 100000 and 100001: E[r^2] - E[r]^2 would be the difference of two 1e10, good to +-1000."""
