@@ -1,4 +1,4 @@
-"""Is your trainer's ScaleRL the paper's ScaleRL? 79 small cases put to your own functions.
+"""Is your trainer's ScaleRL the paper's ScaleRL? 84 small cases put to your own functions.
 
 PROBLEM. Trainers that offer the same losses differ in what surrounds them: which tokens a sum is divided by, what the
 std is taken of, whether a group with equal rewards is really dead in float32. All of them train, and none says so.
@@ -15,7 +15,12 @@ an adapter: an object with small methods that call your trainer's functions. Eve
                                          save and load your state after each
     interrupt(ids, finish_reason, answer_budget, phrase_ids, end_ids)     of the thinking sampled so far: (forced ids,
                                          tokens that may follow, mask of all up to here), or None if nothing follows
+    kl(logprobs, reference, estimator)   (N, T), to be minimised, by the estimator k1, k2 or k3; with its gradient
     logprobs(hidden, weight, targets)    of bfloat16 hidden states (M, H) and head (V, H), with FP32 logits
+    generator_logprobs(...)              the same in your generator: FP32 on one side only is none
+    stale(scores, versions, now)         (2, T): the ratio of each token of a completion, and its lag. `versions[t]`
+                                         sampled it, `scores` (V, T) has the log-probs by each version, and the trainer
+                                         is at version `now`
 
 THE LOSS. `step` has the rows of all ranks, `part` those of one microbatch, and `part.parts` counts the microbatches of
 its rank. Gradients are summed over microbatches and AVERAGED over ranks, as DDP and FSDP do it; multiply by
@@ -35,7 +40,7 @@ expected number, log-probs by 1e-5. A verdict is
 
     agrees                      the papers' value
     another definition: NAME    another value that somebody uses on purpose, and which
-    differs                     "x k": the right direction, k times as large; else the worst number
+    differs                     "x k": k times as large; else the worst number
     error                       the adapter raised, or returned what cannot be compared
     not offered                 the adapter has no such method, or it raised NotImplementedError
 
@@ -78,11 +83,17 @@ from torch import Tensor
 
 LAB = Path(__file__).resolve().parent
 sys.path.insert(0, str(LAB.parent))
-from lab.oracle import Batch, expected_advantages, expected_gradient, mean_of_means, select, without_dropped
+from lab.oracle import Batch, bf16_head, expected_advantages, expected_gradient, mean_of_means, select, without_dropped
 
 QUESTIONS = LAB / "conformance.json"
 # the last two are left open by the papers
 NO_DEVIATION = ("agrees", "not offered", "another definition: ddof 1", "another definition: an empty row counts")
+
+HINTS = {  # what a detail begins with
+    "x -": "the sign",
+    "x ": "a count, a divisor, microbatches or ranks",
+    "NaN": "an exp that overflows, 0 / 0, or what lies outside the mask",
+}
 
 
 @dataclass
@@ -158,21 +169,8 @@ def advantage_case(question: dict, how: str, definitions: list[str]) -> Case:
     return Case("advantages", question["name"], question["source"], inputs, expected_advantages(*inputs), also)
 
 
-def head_case() -> Case:
-    """log_softmax of an FP32 product of bfloat16 factors."""
-    random = torch.Generator().manual_seed(0)
-    hidden = torch.randn(16, 64, generator=random).bfloat16()
-    weight = torch.randn(100, 64, generator=random).bfloat16()
-    targets = torch.arange(16)
-    exact = (hidden.double() @ weight.double().T).log_softmax(-1)[targets, targets]
-    rounded = (hidden @ weight.T).float().log_softmax(-1)[targets, targets]
-    source = "2510.13786 section 3.2; the product is rounded to bfloat16"
-    inputs = [hidden, weight, targets]
-    return Case("logprobs", "FP32 product of bfloat16 factors", source, inputs, exact, {"bfloat16 logits": rounded})
-
-
 def all_cases() -> list[Case]:
-    """79 questions. Cases of one name are ways to ask the same, each asked if the one before it is refused."""
+    """84 questions. Cases of one name are ways to ask the same, each asked if the one before it is refused."""
     questions = json.loads(QUESTIONS.read_text())
     cases = []
     for question in questions["losses"]:
@@ -185,7 +183,14 @@ def all_cases() -> list[Case]:
             cases.append(loss_case(f"{average} average: {question['name']}", source, average_step(average, question)))
     for question in questions["advantages"]:
         cases += [advantage_case(question, how, questions["definitions"]) for how in question["how"]]
-    return [*cases, *(Case(**question) for question in questions["others"]), head_case()]
+    inputs, exact, rounded = bf16_head()
+    source = "2510.13786 section 3.2; the product is rounded to bfloat16"
+    for method, name in (
+        ("logprobs", "FP32 product of bfloat16 factors"),
+        ("generator_logprobs", "the same in the generator"),
+    ):
+        cases.append(Case(method, name, source, inputs, exact, {"bfloat16 logits": rounded}))
+    return [*cases, *(Case(**question) for question in questions["others"])]
 
 
 # ---------------------------------------------------------------------------------------------------------- the harness
@@ -224,6 +229,10 @@ def ask(adapter: Any, case: Case) -> Any:
     inputs = case.inputs
     if case.method not in ("history", "interrupt"):
         inputs = [torch.tensor(x) if isinstance(x, list) else x for x in inputs]
+    if case.method == "kl":
+        leaf = inputs[0].requires_grad_()
+        terms = adapter.kl(*inputs)
+        return torch.cat([terms, *torch.autograd.grad(terms.sum(), leaf)])
     return getattr(adapter, case.method)(*inputs)
 
 
@@ -259,7 +268,7 @@ def judge(case: Case, answer: Any) -> tuple[str, str]:
         return "error", f"shape {tuple(actual.shape)} for {tuple(expected.shape)}"
     if not actual.isfinite().all():
         return "differs", "NaN or infinity" + " in the gradient" * (case.method == "loss")
-    tolerance = 1e-5 if case.method == "logprobs" else 2e-3  # of the largest expected value
+    tolerance = 1e-5 if "logprobs" in case.method else 2e-3  # of the largest expected value
 
     def equal(values: Tensor) -> bool:
         return float((actual - values).abs().max()) <= tolerance * (float(expected.abs().max()) or 1.0)
@@ -271,7 +280,7 @@ def judge(case: Case, answer: Any) -> tuple[str, str]:
             return f"another definition: {name}", ""
     squares = float(expected.square().sum())
     factor = float((actual * expected).sum()) / squares if squares else 0.0
-    if factor > 0 and equal(expected * factor):
+    if factor and equal(expected * factor):
         return "differs", f"x {factor:.3g}"
     worst = int((actual - expected).abs().argmax())
     return "differs", f"{actual.flatten()[worst]:.3g} for {expected.flatten()[worst]:.3g}"
@@ -280,6 +289,15 @@ def judge(case: Case, answer: Any) -> tuple[str, str]:
 def is_deviation(row: Row) -> bool:
     """Whether the papers say otherwise."""
     return row.verdict not in NO_DEVIATION
+
+
+def hint(row: Row) -> str:
+    """Where to look for a deviation, by what came out; the case's own mistake only where that says nothing."""
+    if not is_deviation(row) or row.verdict == "error":
+        return ""
+    paper, _, mistake = row.source.rpartition("; ")
+    guesses = [guess for start, guess in HINTS.items() if row.detail.startswith(start)] or [f"made for: {mistake}"]
+    return f"   [{'; '.join(filter(None, [paper, *(guesses[:1] if row.verdict == 'differs' else [])]))}]"
 
 
 def main(argv: list[str]) -> int:
@@ -300,9 +318,8 @@ def main(argv: list[str]) -> int:
         return 2
     rows = check(adapter)
     for row in rows:
-        made_for = f"   [the case is made for: {row.source}]" if is_deviation(row) else ""
         if row.verdict != "not offered":
-            print(f"{row.topic:10} {row.case:50} {row.verdict} {row.detail}".rstrip() + made_for)
+            print(f"{row.topic:10} {row.case:50} {row.verdict} {row.detail}".rstrip() + hint(row))
     counts = Counter(row.verdict.split(":")[0] for row in rows)
     print(", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
     asked = Counter(row.topic for row in rows)

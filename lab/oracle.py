@@ -177,3 +177,14 @@ def expected_advantages(
         divisor = std(samples) if len(samples) > 1 else 0.0
         result.append((centred[row] - mean) / divisor if divisor else 0.0)
     return result
+
+
+def bf16_head() -> tuple[list[Tensor], Tensor, Tensor]:
+    """(hidden (M, H), weight (V, H), targets (M,)) and the log-probs (M,): exact, and of logits rounded to bfloat16."""
+    random = torch.Generator().manual_seed(0)
+    hidden = torch.randn(16, 64, generator=random).bfloat16()
+    weight = torch.randn(100, 64, generator=random).bfloat16()
+    targets = torch.arange(16)
+    exact = (hidden.double() @ weight.double().T).log_softmax(-1)[targets, targets]
+    rounded = (hidden @ weight.T).float().log_softmax(-1)[targets, targets]
+    return [hidden, weight, targets], exact, rounded

@@ -12,6 +12,7 @@ import filters
 import fp32_head
 import length_control
 import losses
+import pipeline_rl
 from lab import conformance, masks
 
 CLIPPED = {"clip": losses.dapo, "gspo": losses.gspo}
@@ -66,6 +67,18 @@ class Ours:
     def logprobs(self, hidden, weight, targets):
         return fp32_head.token_logprobs(hidden, weight, targets)[0]
 
+    generator_logprobs = logprobs
+
+    def kl(self, logprobs, reference, estimator):
+        return losses.kl_penalty(logprobs, reference, torch.ones_like(logprobs), estimator)
+
+    def stale(self, scores, versions, now):
+        recorded = scores[versions, torch.arange(len(versions))].tolist()
+        mask = [1] * len(recorded)
+        rollout = pipeline_rl.Rollout(mask, recorded, versions.tolist(), mask, "stop")
+        ratios = (scores[now] - torch.tensor(rollout.logprobs)).exp()
+        return torch.stack([ratios, torch.tensor(pipeline_rl.lags(rollout, now), dtype=torch.float32)])
+
 
 @pytest.fixture(scope="module", autouse=True)
 def one_set_of_cases():
@@ -82,7 +95,7 @@ def rows_of(adapter) -> dict[str, conformance.Row]:
 
 
 def test_ours_agrees_in_every_case():
-    assert [row.verdict for row in conformance.check(Ours())] == ["agrees"] * 79
+    assert [row.verdict for row in conformance.check(Ours())] == ["agrees"] * 84
 
 
 @pytest.mark.parametrize("how", ["prompt", "batch"])
@@ -236,7 +249,34 @@ def goes_on(self, ids, finish_reason, *rest):
     return Ours.interrupt(self, ids, "length", *rest)
 
 
+def other_estimator(self, logprobs, reference, estimator):
+    return Ours.kl(self, logprobs, reference, {"k1": "k3", "k3": "k1"}.get(estimator, estimator))
+
+
+def other_ratio(self, logprobs, reference, estimator):
+    log = logprobs - reference  # for k3 the ratio is π / π_ref
+    return log.exp() - 1 - log if estimator == "k3" else Ours.kl(self, logprobs, reference, estimator)
+
+
+def rounded_logits(self, hidden, weight, targets):
+    return (hidden @ weight.T).float().log_softmax(-1)[torch.arange(len(targets)), targets]
+
+
+def newest_version(self, scores, versions, now):
+    return torch.stack([torch.ones(len(versions)), (now - versions).float()])
+
+
+def oldest_version(self, scores, versions, now):
+    return Ours.stale(self, scores, versions * 0 + versions[0], now)
+
+
+def lag_of_the_next_step(self, scores, versions, now):
+    return torch.stack([Ours.stale(self, scores, versions, now)[0], (now + 1 - versions).float()])
+
+
 CAPPED = "CISPO: cap 5, absolute, A > 0"
+HEADS = ["FP32 product of bfloat16 factors", "the same in the generator"]
+STALE = "three versions in one completion"
 PLANTED = {  # mistake: method, case, verdict
     "cap 1 + 5": ("token_loss", cispo(lambda rho: rho.detach().clamp(max=6)), CAPPED, "cap 1 + 5"),
     "a lower bound": ("token_loss", cispo(lambda rho: rho.detach().clamp(0.8, 5)), CAPPED, "a lower bound of .8"),
@@ -264,6 +304,14 @@ PLANTED = {  # mistake: method, case, verdict
         "the mean of the microbatches' means",
     ),
     "last epoch": ("history", last_epoch, "the rate is that of all epochs", ""),
+    "k1 and k3 exchanged": ("kl", other_estimator, "KL: k1, its value and gradient", "k3"),
+    "k3 and k1 exchanged": ("kl", other_estimator, "KL: k3, its value and gradient", "k1"),
+    "k3 of the other KL": ("kl", other_ratio, "KL: k3, its value and gradient", "k3 of π / π_ref"),
+    "FP32 logits in the generator only": ("logprobs", rounded_logits, HEADS[0], "bfloat16 logits"),
+    "FP32 logits in the trainer only": ("generator_logprobs", rounded_logits, HEADS[1], "bfloat16 logits"),
+    "the newest version's log-probs": ("stale", newest_version, STALE, "log-probs of the newest version"),
+    "the oldest version's": ("stale", oldest_version, STALE, "the first version's log-probs and lag"),
+    "a lag of one more": ("stale", lag_of_the_next_step, STALE, "a lag that is 1 more"),
     "the phrase trains": ("interrupt", trained_phrase, "no end in the budget: the phrase, masked", ""),
     "goes on after EOS": ("interrupt", goes_on, "ended by itself without the mark", ""),
 }
@@ -322,12 +370,32 @@ def test_what_an_adapter_raises_is_a_row():
     assert ("history", "not offered", "") in verdicts
 
 
-@pytest.mark.parametrize(("factor", "detail"), [(2, "x 2"), (0.25, "x 0.25"), (-1, "")])
+@pytest.mark.parametrize(("factor", "detail"), [(2, "x 2"), (0.25, "x 0.25"), (-1, "x -1")])
 def test_a_factor_is_named(factor, detail):
     adapter = type("Adapter", (Ours,), {"loss": lambda self, *inputs: factor * Ours.loss(self, *inputs)})()
     row = rows_of(adapter)["token average: one microbatch"]
     assert row.verdict == "differs"
-    assert row.detail == (detail or "-0.125 for 0.125")
+    assert row.detail == detail
+
+
+@pytest.mark.parametrize(
+    ("verdict", "detail", "guess"),
+    [
+        ("agrees", "", ""),
+        ("not offered", "", ""),
+        ("another definition: ddof 1", "", ""),
+        ("error", "KeyError: 'x'", ""),
+        ("another definition: cap 1 + 5", "", "[Eq. 4]"),
+        ("differs", "x -1", "[Eq. 4; the sign]"),
+        ("differs", "x 0.25", "[Eq. 4; a count, a divisor, microbatches or ranks]"),
+        ("differs", "NaN or infinity", "[Eq. 4; an exp that overflows, 0 / 0, or what lies outside the mask]"),
+        ("differs", "0 for 2", "[Eq. 4; made for: one cap]"),
+    ],
+)
+def test_the_hint_is_by_what_came_out(verdict, detail, guess):
+    """The mistake that a case was made for is named only where a number alone came out wrong."""
+    row = conformance.Row("cispo", "a case", verdict, detail, "Eq. 4; one cap")
+    assert conformance.hint(row).strip() == guess
 
 
 def test_rows_may_be_masked_or_left_out():
@@ -352,7 +420,7 @@ def test_nothing_offered_is_no_deviation_and_no_success(monkeypatch, capsys):
     assert {row.verdict for row in conformance.check(object())} == {"not offered"}
     assert conformance.main(["builtins:object"]) == 1
     summary = capsys.readouterr().out
-    assert summary.startswith("79 not offered\nanswered: cispo 0 of 6, clip 0 of 3, ")
+    assert summary.startswith("84 not offered\nanswered: cispo 0 of 6, clip 0 of 3, ")
 
 
 @pytest.mark.parametrize("name", ["nothing", "test_conformance", "test_conformance:Nothing", "math:nan"])
@@ -365,13 +433,13 @@ def test_the_command_line(tmp_path, capsys):
     """Ours passes; the vectors are strict JSON, with NaN as null."""
     assert conformance.main(["test_conformance:Ours"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 79 + 2
-    assert lines[-2] == "79 agrees"
+    assert len(lines) == 84 + 2
+    assert lines[-2] == "84 agrees"
     assert "on_policy 40 of 40" in lines[-1]
     path = tmp_path / "vectors.json"
     assert conformance.main(["--json", str(path)]) == 0
     cases = json.loads(path.read_text(), parse_constant=pytest.fail)
-    assert len({case["name"] for case in cases}) == 79
+    assert len({case["name"] for case in cases}) == 84
     padding = next(case for case in cases if case["name"] == "NaN in the padding")
     assert padding["inputs"][0]["behaviour"][0][2] is None
     assert padding["expected"][0] == pytest.approx([1.0, 2.5, 0.0])
