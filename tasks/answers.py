@@ -59,7 +59,7 @@ SPELLINGS: list[tuple[str, Any]] = [
     (r"(\d+)⁄(\d+)", r"\\frac{\1}{\2}"),  # 4 1⁄2 -> 4 \frac{1}{2}
     (r"(?:\\(?:text|mathrm))? *\{\s*[-−–]\s*\}|[−–]", "-"),  # {-}5 -> -5
     (r"\\[lc]?dots[a-z]?(?![a-z])|\.{3}", r"\\ldots "),  # 1,\dots,n -> 1,\ldots ,n
-    (r"(?<=\d)(?:(?:\\text)?\{[, ]\}|,? ?\\[,! ] ?|\\[;:]|\\thinspace ?|~)(?=\d{3}(?!\d))", ""),  # 1{,}234 -> 1234
+    (r"(?<=\d)(?:(?:\\text)?\{[, ]\}|(?:\\!)?,? ?\\[,!;: ] ?|\\thinspace ?|~)(?=\d{3}(?!\d))", ""),  # 1{,}234 -> 1234
     (r"^([+-]?\d{1,3}),(\d{3})(?= ?\\(?:pi|sqrt))", r"\1\2"),  # 2,000\pi -> 2000\pi
     (r"(?<!\\)\\(?:[,;:! ]|q?quad(?![a-z])|$)|\\\\\s*$|~|\s+", " "),  # 5\,m~s -> 5 m s
     (r"\\(?:(?:text)?color *\{[a-z]+\}|phantom *\{\w*\})|^\{\}", ""),  # \color{red}{5} -> {5}
@@ -121,7 +121,8 @@ GAP = rf"(?:(?<![.,;:?!])[^\S\n]+(?:(?:{JOINT})[^\S\n]+)?|,?[^\S\n]+(?:and|or)[^
 CALCULATION = re.compile(f"{MATH}(?:{GAP}{MATH})*")
 # What takes a number in prose back or makes another of it, before it and behind it.
 DENIED = re.compile(
-    r"(?:\bnot|n't|\bstep|\bquestion|\bproblem|\bcase|\bat (?:least|most)|\b(?:more|less|fewer|greater) than|\bbetween|"
+    r"(?:(?:not|n't|\bnever)(?: be)?(?: equal)?(?: to)?|\b(?:far|different) from|\b(?:other|rather) than|\binstead of|"
+    r"\bstep|\bquestion|\bproblem|\bcase|\bat (?:least|most)|\b(?:more|less|fewer|greater) than|\bbetween|"
     r"\beither|\bhalf of|\btwice|\broot of)[ :]*$",
     re.IGNORECASE,
 )

@@ -14,7 +14,7 @@ memory; judges.py runs them where that does no harm.
 
 SIMPLIFIED. math-verify is lenient: it takes these for right, and a policy may learn them.
     units        5 km for 5 cm, 5 oranges for 5 apples, 5' and 5k for 5; 10 for 10 % and back; 12 degrees for 12 %
-    bases        11 for 11_2: a base of the known answer is ignored
+    bases        11 for 11_2: a base of one side only is ignored
     order        1, 2 for 2, 1, for (1, 2) and for {1, 2}; BA for AB; 5 for x = 5; 1, 2 for x = 1, y = 2; X for x
     decimals     3.1415927 for \pi: compared to 6 places, small ones to .1 %; 100200 for the list 100,200
     prose        "Is it 5?", "We get 5!", "5 -" for 5; 1 < x < 2 for the point (1, 2)
@@ -50,6 +50,8 @@ from tasks.answers import (
 HOUR = 3_600  # seconds: math-verify's own limit, which is not to come first
 WORD = re.compile("[A-Za-z]{3}[A-Za-z ]*|(?i:no)")  # such as `Evelyn`, which algebra reads as a product of letters
 CHOICE = re.compile(r"\(?[A-H]\)?")  # one of several answers
+ALGEBRA = re.compile(r"\d[A-Ha-h]\b|[_^+] *[A-Ha-h]\b|\b[A-Ha-h](?:\d| *[_^+])")  # 2B, B_2, B + 1 are no choice of B
+BASE = re.compile(r"[\dA-F]_\{?(\d+)\}?$")  # 2A_{16}
 DOTS = r"\ldots"
 # math-verify reads `\ge \pi` as \pi, but unless an interval is asked for, a relation gives no answer.
 RELATION = re.compile(r"\\(?:[gl]eq?|neq?|[gl]t|to|(?:right|left)arrow)(?![a-z])|[<>≤≥≠→]")
@@ -91,10 +93,14 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
     # Without regard to case, since math-verify does not tell x from X either.
     if text is not None and candidate.casefold() == expected.casefold():
         return "correct"
+    if len({*BASE.findall(expected), *BASE.findall(candidate)}) > 1:
+        return "wrong"
     if DOTS in expected or (DOTS in candidate and prose is None):
         # A sequence with dots is text: which terms the dots stand for is nowhere written.
         return "correct" if candidate.replace(" ", "") == expected.replace(" ", "") else "wrong"
     if CHOICE.fullmatch(expected):
+        if ALGEBRA.search(candidate):
+            return refused
         letter = re.sub(r"\\text\w*|Option|Choice|[^A-Za-z]", "", candidate)
         return "correct" if letter.casefold() == expected.strip("()").casefold() else refused
     if WORD.fullmatch(expected):

@@ -415,3 +415,18 @@ def test_one_final_answer_whatever_is_asked_for():
             text = re.sub(r"\b[AB]\b", lambda name: first if name[0] == "A" else second, form)
             both += [text] if math_kind(text, first) == math_kind(text, second) == "correct" else []
     assert both == []
+
+
+def test_a_denied_number_another_base_and_a_letter_in_algebra():
+    """A claim that takes its number back, 101 in base 3 for base 2, B_2 for the choice B; and their plain neighbours."""
+    denials = ("cannot be", "can't be", "is never", "is not equal to", "isn't equal to", "must not be", "is other than")
+    denied = [("5", f"So the answer {words} 5.") for words in (*denials, "is far from", "is something different from")]
+    bases = [("101_2", text) for text in box("101_3", "101_{10}", "101_{20}")] + [("2A_{16}", box("2A_{12}")[0])]
+    algebra = [("B", text) for text in (*box("b_2", "B^2", "2B", "B + 1", "a + b", "B2"), "The answer is B_1.")]
+    assert verdicts_other_than(("wrong", "unparsed"), [*denied, *bases, *algebra]) == []
+    same = [("101_2", text) for text in box("101_2", "101_{2}", "101")]
+    chosen = [("B", text) for text in (*box("(B) 42", "B", "b", "\\textbf{(B)}", "B) 3^2"), "**B**")]
+    claims = ("cannot be 6, so it is", "is 5, no other number:", "can be nothing but")
+    plain_claims = [("5", f"The answer {words} 5.") for words in claims]
+    spaced = [("12345678", box("12\\!,\\!345\\!,\\!678")[0]), ("12000", box("12\\;000")[0])]
+    assert verdicts_other_than(("correct",), [*same, *chosen, *plain_claims, *spaced]) == []
