@@ -48,38 +48,12 @@ def model(tmp_path_factory):
     return small_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="session")
-def whole(tmp_path_factory, model):
-    """The folder and the end of a run of scripted.py that never stopped."""
-    from scripted import go
-
-    folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        return folder, go(monkeypatch, folder, model)
-
-
 @pytest.fixture
 def one_step(tmp_path):
     """What one step of the loop makes of groups, in a folder of its own: scripted.py's `batch_of`."""
     from scripted import batch_of
 
     return lambda groups, **changes: batch_of(groups, tmp_path, **changes)
-
-
-@pytest.fixture
-def recorded(monkeypatch, tmp_path, model):
-    """Runs in tmp_path / name, on recorded rollouts."""
-    from scripted import go
-
-    return lambda name, *extra, **options: go(monkeypatch, tmp_path / name, model, *extra, **options)
-
-
-@pytest.fixture
-def program(monkeypatch, tmp_path, model, capsys):
-    """train.py on recorded rollouts, in tmp_path / "run"."""
-    from scripted import Program
-
-    return Program(monkeypatch, tmp_path / "run", model, capsys)
 
 
 @pytest.fixture(scope="session")

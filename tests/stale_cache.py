@@ -10,7 +10,12 @@ from torch import Tensor
 
 @torch.no_grad()
 def stale_cache_logprobs(
-    model: Any, weights: Mapping[int, dict[str, Tensor]], prompt: Sequence[int], ids: list[int], versions: Sequence[int]
+    model: Any,
+    weights: Mapping[int, dict[str, Tensor]],
+    prompt: Sequence[int],
+    ids: list[int],
+    versions: Sequence[int],
+    temperature: float = 1.0,
 ) -> Tensor:
     """(T,) log-probs of a completion that several versions sampled, in FP32: each version's piece is fed, under its own
     weights, onto the keys and values that the earlier versions left."""
@@ -23,7 +28,7 @@ def stale_cache_logprobs(
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[version][name])
         logits = model(torch.tensor([fed], device=model.device), past_key_values=cache, use_cache=True).logits[0]
-        logprobs = logits[start - end :].log_softmax(-1).cpu()  # (piece, V)
+        logprobs = (logits[start - end :] / temperature).log_softmax(-1).cpu()  # (piece, V)
         pieces.append(logprobs.gather(1, torch.tensor(ids[start:end])[:, None])[:, 0])
         start = end
     return torch.cat(pieces)

@@ -29,21 +29,6 @@ def test_figures_by_hand():
     assert evaluation_line(record | {"data_sets": sets}) == line + " · aime24 0.100 · math 0.250"
 
 
-def test_correct_samples_of_each_held_out_problem(run):
-    """Of two samples 0, 1, 2, 0 and 1 are correct: 4 of 10 samples, and 3 of 5 problems have one that is."""
-
-    def evaluate(self, problems, n_samples):
-        self.settle()
-        self.evaluating = True
-        return [[self.rollout(1.0 if j < i % 3 else -1.0) for j in range(n_samples)] for i in range(len(problems))]
-
-    played = run({"evaluate": evaluate}, max_steps=4)
-    assert [(r["step"], r["n_samples"], r["correct"]) for r in played.evals] == [
-        (n, 2, [0, 1, 2, 0, 1]) for n in (0, 4)
-    ]
-    assert [(r["pass_rate"], r["pass_at_k"]) for r in played.evals] == [(0.4, 0.6)] * 2
-
-
 def test_the_gap_by_hand():
     """Trained tokens differ by .1 and .2 in the first row and by .6 in the second; the forced token does not count.
     Mean of the three: .3. Of a mixture of experts the (lower) median of the rows' means .15 and .6: .15."""

@@ -73,7 +73,7 @@ def test_binomial_weights_are_maximum_likelihood():
     """Oracle: the binomial log-likelihood itself, maximised by Nelder-Mead from the truth, with unequal n."""
     C = np.linspace(0, 900, 19)
     n = np.where(np.arange(19) % 2, 400, 4000)
-    k = np.random.default_rng(1).binomial(n, sigmoid(C, 0.10, 0.92, 2.0, 300.0))
+    k = np.random.default_rng(3).binomial(n, sigmoid(C, 0.10, 0.92, 2.0, 300.0))
 
     def loss(v):
         p = np.clip(sigmoid(C, *expit(v[:2]), *np.exp(v[2:])), 1e-9, 1 - 1e-9)
@@ -82,7 +82,7 @@ def test_binomial_weights_are_maximum_likelihood():
     start = np.log([0.1 / 0.9, 0.92 / 0.08, 2, 300])
     v = minimize(loss, start, method="Nelder-Mead", options={"maxiter": 8000, "xatol": 1e-9, "fatol": 1e-9}).x
     f = fit(C, k / n, n_samples=n)
-    assert (f.R0, f.A) == pytest.approx(expit(v[:2]), abs=1e-3)
+    assert (f.R0, f.A) == pytest.approx(expit(v[:2]), abs=3e-5)  # weights from the rates alone miss by 4e-4
     assert abs(fit(C, k / n).A - expit(v[1])) > 3e-3  # without weights it is another estimate
 
 

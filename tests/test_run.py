@@ -1,17 +1,14 @@
-"""runtime/run.py and folder.py: logs, checkpoints that are whole or absent, a resumed run that is the run it was."""
+"""runtime/run.py and folder.py: checkpoints that are whole or absent, and what a resume needs of them.
+
+A resumed run that is, bit for bit, the run it was: deep/test_run_faults.py."""
 
 import random
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-import torch
-from scripted import STEPS, Replay, assert_same_logs, without_times
-
 from filters import PassRateHistory
 from pipeline_rl import Group
 from runtime.folder import Folder, Progress
-from runtime.generator import EngineDied, EngineFailed
 from runtime.run import state_of
 from tasks.prompts import PromptStream
 
@@ -61,39 +58,6 @@ def test_a_checkpoint_lists_every_prompt_that_was_not_trained():
     assert state["prompts"]["first"] == list("abcde")
 
 
-def assert_same_state(one, other):
-    (a, *rest_a), (b, *rest_b) = one.state(), other.state()
-    assert rest_a == rest_b and a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(torch.as_tensor(a[name]), torch.as_tensor(b[name])), name
-
-
-def test_a_resumed_run_is_bit_equal(recorded, whole, tmp_path):
-    """Killed in step 6, behind the checkpoint of step 4: what the logs gained after it is cut, step 5 is made again.
-    Weights, Adam's moments, curriculum and logs are those of a run that never stopped."""
-    recorded("cut", killed_after=5)
-    assert [r["step"] for r in without_times(tmp_path / "cut", "metrics.jsonl")] == [1, 2, 3, 4, 5]
-    assert_same_state(whole[1], recorded("cut", "--resume"))
-    assert_same_logs(whole[0], tmp_path / "cut")
-    assert [r["step"] for r in without_times(tmp_path / "cut", "metrics.jsonl")] == list(range(1, STEPS + 1))
-    assert [r["step"] for r in Folder(tmp_path / "cut").read("eval.jsonl")] == [0, 3, 6, 7]
-
-
-@pytest.mark.parametrize("extra", ["--resume", "--overwrite"])
-def test_no_file_is_changed_before_the_engine_is_up(program, tmp_path, extra):
-    """One that does not start: exit code 2, and the old run is as it was, to the byte; --overwrite has deleted nothing,
-    --resume cut nothing."""
-
-    def start(self, weights, version=0):
-        raise EngineFailed("no memory")
-
-    program("--max_steps", "3")
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    code, _, err = program(extra, script={"start": start})
-    assert code == 2 and "no memory" in err and len(before) > 9
-    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-
-
 def test_a_cleared_folder_keeps_what_is_not_the_runs(tmp_path):
     """Twice: the second time nothing is left to remove. A killed resume's half-written config.json is replaced."""
     folder = Folder(tmp_path / "run")
@@ -108,18 +72,3 @@ def test_a_cleared_folder_keeps_what_is_not_the_runs(tmp_path):
     for _ in range(2):
         folder.clear()
         assert [path.name for path in folder.path.iterdir()] == ["notes.txt"] and not folder.holds_run()
-
-
-def test_a_dead_engine_leaves_a_checkpoint_and_exit_code_75(program, whole, tmp_path):
-    """It dies while step 4 waits for groups. The checkpoint of step 3 lists what was in flight; `--resume` goes on."""
-
-    def take(self, count):
-        if self.step == 3:
-            raise EngineDied("the generator failed: EngineDied: it died")
-        return Replay.take(self, count)
-
-    code, _, err = program(script={"take": take})
-    assert code == 75 and err.startswith("train.py: the generator failed: EngineDied: it died; checkpoint")
-    assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 3
-    assert program("--resume")[0] == 0
-    assert_same_logs(tmp_path / "run", whole[0])

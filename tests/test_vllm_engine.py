@@ -45,7 +45,7 @@ def story(tmp_path_factory):
             engine.prepare(weights[version], version)
             await engine.update()
         after = await engine.sample(PROMPT, 12, str(version))
-        incomplete = dict(weights[0])
+        incomplete = dict(weights[0])  # vLLM would keep the old tensor and say nothing
         del incomplete["model.layers.1.mlp.down_proj.weight"]
         engine.prepare(incomplete, version + 1)
         with pytest.raises(Exception, match=r"no weights for .*layers\.1\.mlp\.down_proj"):

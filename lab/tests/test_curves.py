@@ -9,7 +9,7 @@ import pytest
 from curves import Data, compare, fit, solve
 from forecast import EQ1, FORMS
 from scipy.optimize import least_squares, lsq_linear, minimize
-from scipy.special import expit
+from test_fit_sigmoid import run_of
 
 import fit_sigmoid
 from fit_sigmoid import sigmoid
@@ -17,13 +17,6 @@ from fit_sigmoid import sigmoid
 X = np.arange(1, 25.0)
 NOISE = np.random.default_rng(9).normal(0, 0.008, 24)
 RISE = sigmoid(X, 0.2, 0.6, 3, 5) + NOISE
-
-
-def run_of(truth=(0.3, 0.6, 1.8, 2500.0), n=40, end=16_000.0, sd=0.007, seed=0):
-    """C (n + 1,), R: an evenly evaluated run with Gaussian noise."""
-    C = np.linspace(0, end, n + 1)
-    noise = np.random.default_rng(seed).normal(0, sd, C.size)
-    return C, sigmoid(C, *truth) + noise
 
 
 def curve_of(form, C, R0, A, log_B, log_C_mid):
@@ -172,23 +165,13 @@ def test_rows_of_the_paper_come_back(row):
     assert (lesson.R0, lesson.A, lesson.B, lesson.C_mid) == pytest.approx((f.R0, f.A, f.B, f.C_mid), rel=1e-4)
 
 
-def test_binomial_weights_are_maximum_likelihood():
-    """Oracle: the binomial log-likelihood itself, maximised by Nelder-Mead from the truth, with unequal n."""
+def test_binomial_weights_are_those_of_the_lesson():
+    """Which are those of the greatest likelihood: tests/test_fit_sigmoid.py."""
     C = np.linspace(0, 900, 19)
     n = np.where(np.arange(19) % 2, 400, 4000)
-    k = np.random.default_rng(1).binomial(n, sigmoid(C, 0.10, 0.92, 2.0, 300.0))
-
-    def loss(v):
-        p = np.clip(sigmoid(C, *expit(v[:2]), *np.exp(v[2:])), 1e-9, 1 - 1e-9)
-        return -np.sum(k * np.log(p) + (n - k) * np.log(1 - p))
-
-    start = np.log([0.1 / 0.9, 0.92 / 0.08, 2, 300])
-    options = {"maxiter": 8000, "xatol": 1e-9, "fatol": 1e-9}
-    v = minimize(loss, start, method="Nelder-Mead", options=options).x
-    f = fit(C, k / n, n_samples=n)
-    assert (f.R0, f.A) == pytest.approx(expit(v[:2]), abs=1e-3)
-    assert f.B == pytest.approx(np.exp(v[2]), rel=5e-3)
-    assert abs(fit(C, k / n).A - expit(v[1])) > 3e-3  # without weights it is another estimate
+    R = np.random.default_rng(3).binomial(n, sigmoid(C, 0.10, 0.92, 2.0, 300.0)) / n
+    f, lesson = fit(C, R, n_samples=n), fit_sigmoid.fit(C, R, n_samples=n)
+    assert (f.R0, f.A, f.B) == pytest.approx((lesson.R0, lesson.A, lesson.B), rel=1e-4)
 
 
 def test_points_are_cleaned_and_not_modified():

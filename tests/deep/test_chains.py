@@ -3,38 +3,15 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_arithmetic import PROBLEM, ids_of
 
 from tasks import arithmetic
-from tasks.arithmetic import IDS, LABELS, WORDS, ChainTask, chain_values
-from tasks.prompts import Problem
-
-PROBLEM = Problem("key", tuple(IDS[word] for word in "7 a +5 b *3 c -4 <think>".split()), "6 2")
+from tasks.arithmetic import IDS, WORDS, ChainTask, chain_values
 
 
 @pytest.fixture(scope="module")
 def task():
     return ChainTask(seed=0)
-
-
-def ids_of(text):
-    return tuple(IDS[word] for word in text.split())
-
-
-def test_problems_have_the_right_answers_and_the_range_of_lengths(task):
-    """The answers are computed again by Python's own arithmetic on the expression with its parentheses."""
-
-    def evaluated(start, operations):
-        return eval("(" * len(operations) + start + "".join(f"{operation})" for operation in operations)) % 10
-
-    lengths = set()
-    for problem in task.train[:300] + task.held_out:
-        start, *words, think = task.text(problem.prompt_ids).split()
-        operations = words[1::2]
-        assert think == "<think>"
-        assert words[::2] == list(LABELS[: len(operations)])
-        assert problem.answer == f"{evaluated(start, operations[:-1])} {evaluated(start, operations)}"
-        lengths.add(len(operations))
-    assert lengths == {2, 3, 4}
 
 
 def test_sizes_are_respected():

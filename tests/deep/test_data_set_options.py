@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from scripted import record_rollouts
+from recorded import record_rollouts
 from test_data_sets import is_correct_in_prose, keys, smallest, sums
 from test_rows import write_rows
 from transformers import AutoTokenizer, PreTrainedTokenizerFast

@@ -8,10 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from scripted import (
-    Replay,
-    assert_same_logs,
-)
+from recorded import Replay, assert_same_logs
 
 import fit_sigmoid
 import runtime.parts
@@ -36,19 +33,27 @@ SMALL = (
 )
 
 
+def dead_take(self, count):
+    if self.step == 3:
+        raise EngineDied("the generator failed: EngineDied: it died")
+    return Replay.take(self, count)
+
+
+def dead_push(self, tensors, version, release):
+    if version == 4:
+        raise EngineDied("the generator failed: EngineDied: it died")
+    Replay.push(self, tensors, version, release)
+
+
 @pytest.mark.long
-def test_the_engine_dies_while_weights_are_pushed(program, whole, tmp_path):
-    """The push of version 3 fails; the trainer hears of it when it pushes version 4. That step is logged, so the
-    resumed run's logs are those of one that never stopped."""
-
-    def push(self, tensors, version, release):
-        if version == 4:
-            raise EngineDied("the generator failed: EngineDied: it died")
-        Replay.push(self, tensors, version, release)
-
-    code, _, err = program(script={"push": push})
-    assert code == 75 and "train.py: the generator failed: EngineDied: it died; checkpoint" in err
-    assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 4
+@pytest.mark.parametrize(("script", "step"), [({"take": dead_take}, 3), ({"push": dead_push}, 4)])
+def test_a_dead_engine_leaves_a_checkpoint_and_exit_code_75(program, whole, tmp_path, script, step):
+    """It dies while step 4 waits for groups: the checkpoint of step 3 lists what was in flight. Or the push of version 3
+    fails, of which the trainer hears when it pushes version 4: that step is logged. `--resume` goes on, as if the run
+    had never stopped."""
+    code, _, err = program(script=script)
+    assert code == 75 and err.startswith("train.py: the generator failed: EngineDied: it died; checkpoint")
+    assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == step
     assert program("--resume")[0] == 0
     assert_same_logs(tmp_path / "run", whole[0])
 

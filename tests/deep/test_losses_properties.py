@@ -313,6 +313,13 @@ def test_dtype_of_weights(kind):
     close(weights.double(), torch.full((2, 3), 1 / 6, dtype=F64))
 
 
+def test_more_tokens_than_float32_can_count():
+    """2^24 + 1 in one row: as a float32 it is 2^24."""
+    n = 2**24 + 1
+    weights = aggregation_weights(torch.ones(1, 1, dtype=torch.bool).expand(1, n), torch.zeros(1), "token")
+    assert weights[0, 0] == torch.tensor(1 / n) != 2**-24
+
+
 def test_kl_of_bfloat16_log_probs():
     """bfloat16 would round -1.001 to -1. The policy's own dtype decides that of the result."""
     penalty = kl_penalty(torch.tensor([[-1.0]]).bfloat16(), f64([-1.001]), torch.ones(1, 1), "k1")

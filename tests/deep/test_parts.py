@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import accelerate
 import pytest
 import torch
-from scripted import go
+from recorded import go
 from test_faults import alive, family, wait_for_end
 
 import train

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import accelerate.tracking
 import pytest
 from accelerate.utils import LoggerType
-from scripted import go, without_times
+from recorded import go, without_times
 
 from pipeline_rl import Rollout
 from runtime import flags as flags_module

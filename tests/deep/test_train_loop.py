@@ -5,12 +5,7 @@ from types import SimpleNamespace
 import accelerate
 import pytest
 import torch
-from scripted import (
-    ScriptedGenerator,
-    ScriptedTrainer,
-    problem,
-    rollout,
-)
+from scripted import ScriptedGenerator, ScriptedTrainer, problem, rollout
 from test_train import some_equal
 
 import runtime.parts

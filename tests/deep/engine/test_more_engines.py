@@ -6,10 +6,11 @@ import pytest
 import torch
 from fake_engine import problems
 from real_engine import new_engine, started
-from test_weights_in_flight import check_a_new_engine, evaluated
+from test_weights_in_flight import check_weights_move, evaluated, long_training
 from tiny_model import TinyModel
 
 from fp32_head import GENERATOR_ARGS
+from pipeline_rl import Pacer
 
 pytestmark = pytest.mark.slow
 
@@ -40,4 +41,7 @@ def test_weights_move_in_flight_under_the_scheduler_of_a_gpu(tmp_path: Path) -> 
     weights before it: versions are exact to a token."""
     tiny = TinyModel(tmp_path, tied=True)
     args = {"scheduler_cls": None, "worker_extension_cls": "async_on_cpu.Receiver"}
-    check_a_new_engine(new_engine(tiny, stop_ids=[], engine_args=args), tiny)
+    engine, long = new_engine(tiny, stop_ids=[], engine_args=args), problems(2)
+    options = {"pacer": Pacer(2, 0), "length_control": long_training(700)}
+    with started(engine, tiny.weights(0), long, **options) as generator:
+        check_weights_move(generator, tiny, long)

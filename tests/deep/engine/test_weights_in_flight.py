@@ -5,20 +5,18 @@ cache that is filled piece by piece with the weights that were live. Weights are
 versions, so that tokens, keys or values of a wrong version are nats away, not 1e-4.
 """
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fake_engine import Problem, problems, wait_until
-from real_engine import SharedEngine, started
+from real_engine import SharedEngine
 from stale_cache import stale_cache_logprobs
 from tiny_model import END_OF_THINKING, PHRASE, STOP, TinyModel
 
 from length_control import Interruption
 from pipeline_rl import FORCED, Pacer, Rollout
 from runtime.generator import Generator
-from vllm_engine import VLLMEngine
 
 CLOSE = 1e-5  # nats a token, mean; measured 1e-6. The runs' own limit is 1e-4
 
@@ -130,22 +128,6 @@ def test_weights_move_in_flight_under_a_tied_head(vllm_engine: SharedEngine) -> 
         check_weights_move(generator, vllm_engine.tiny, long)
 
 
-def check_a_new_engine(engine: VLLMEngine, tiny: TinyModel) -> None:
-    """Ten updates of an engine that is started for them."""
-    long = problems(2)
-    options = {"pacer": Pacer(2, 0), "length_control": long_training(700)}
-    with started(engine, tiny.weights(0), long, **options) as generator:
-        check_weights_move(generator, tiny, long)
-    assert not engine.channel.folder.exists()
-
-
-@pytest.mark.medium
-def test_weights_move_in_flight_by_the_plain_channel_and_vllms_own_scheduler(tmp_path: Path) -> None:
-    """What vllm_engine.py has by itself, and what a GPU's engine does: token by token, with vLLM's spans of versions."""
-    tiny = TinyModel(tmp_path / "model", tied=True)
-    check_a_new_engine(VLLMEngine(tiny.folder, [], 1024, max_num_seqs=16), tiny)
-
-
 def test_a_prompt_does_not_hit_keys_and_values_of_another_version(vllm_engine: SharedEngine) -> None:
     """A prompt of 70 tokens fills two blocks of 32. Sampled again under the same version it finds them: 6 tokens are
     computed. Under the next version it must not, and its log-probs are the new weights' alone: what the salt is for."""
@@ -157,16 +139,3 @@ def test_a_prompt_does_not_hit_keys_and_values_of_another_version(vllm_engine: S
             asked, rollouts = evaluated(generator, prompt, 1)
             assert rollouts[0].prefilled == prefilled
             assert tiny.gap(tiny.weights(version), asked, rollouts).mean() < CLOSE
-
-
-def test_weights_that_lack_a_tensor_are_refused_by_its_name(vllm_engine: SharedEngine) -> None:
-    """vLLM would keep the old one and say nothing."""
-    weights = vllm_engine.tiny.weights(1)
-    del weights["model.layers.1.mlp.down_proj.weight"]
-    with vllm_engine.generator(max_completion=8) as generator:
-        generator.push(weights, 1, 0)
-        with pytest.raises(Exception, match=r"no weights for .*layers\.1\.mlp\.down_proj"):
-            generator.settle()
-    with vllm_engine.generator(max_completion=8) as generator:  # the next weights are complete
-        asked, rollouts = evaluated(generator, problems(2), 1)
-        assert vllm_engine.tiny.gap(vllm_engine.tiny.weights(0), asked, rollouts).mean() < CLOSE

@@ -3,8 +3,8 @@
 import json
 
 import torch
+from recorded import assert_same_logs
 from safetensors.torch import load_file
-from scripted import assert_same_logs
 from transformers import AutoModelForCausalLM
 
 import train
