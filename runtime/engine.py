@@ -36,6 +36,7 @@ lab/hosts has such subclasses: Ray, NCCL.
 
 import asyncio
 import importlib.util
+import logging
 import os
 import re
 import signal
@@ -232,6 +233,9 @@ class RunEngine(vllm_engine.VLLMEngine):
             path = self.args.get(name)
             if isinstance(path, str) and importlib.util.find_spec(path.rpartition(".")[0]) is None:
                 raise ModuleNotFoundError(f"{name}={path}: its module is not on sys.path")
+        # A death is no news: the run says it in one sentence. What an engine dies of, its own process prints.
+        logger = logging.getLogger("vllm.v1.engine.async_llm")
+        logger.addFilter(lambda record: "EngineDeadError" not in str(record.exc_info))
         with variables_set(self._variables()):
             return super().new_vllm()
 
@@ -314,7 +318,6 @@ def variables_set(variables: Mapping[str, str | None]) -> Iterator[None]:
 def set_variables(variables: Mapping[str, str | None]) -> None:
     """Sets environment variables, or unsets those that are None."""
     for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
+        os.environ.pop(name, None)
+        if value is not None:
             os.environ[name] = value

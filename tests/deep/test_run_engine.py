@@ -5,6 +5,7 @@ Real engines that are killed are in tests/deep/engine/test_deaths.py.
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fake_engine import generating, problems, wait_until
-from fake_vllm import FakeVLLM, in_place_of_vllm, new_engine, start_with
+from fake_vllm import EngineDeadError, FakeVLLM, in_place_of_vllm, new_engine, start_with
 
 from fp32_head import GENERATOR_ARGS
 from runtime import engine
@@ -246,6 +247,16 @@ def test_a_death_ends_every_wait_of_the_trainer(started, monkeypatch, place):
         waiting = generator.in_loop(lambda _: [task.get_coro().__qualname__ for task in asyncio.all_tasks()])
         assert not [name for name in waiting if "load" in name or "update" in name]
     assert len(started) == 1 and vllm.calls[-1] == "shutdown"
+
+
+def test_a_death_is_told_once(started, monkeypatch):
+    """The run says in a sentence that vLLM has died, so vLLM's own traceback of it is not logged. Any other is."""
+    logger, logged = logging.getLogger("vllm.v1.engine.async_llm"), []
+    monkeypatch.setattr(logger, "handle", lambda record: logged.append(record) if logger.filter(record) else None)
+    with generating(engine=new_engine()):
+        for error in (EngineDeadError("dead"), ValueError("other"), None):
+            logger.error("failed", exc_info=error)
+    assert [record.exc_info and record.exc_info[0] for record in logged] == [ValueError, None]
 
 
 def test_a_start_that_fails_says_why_and_leaves_nothing(started, monkeypatch):
