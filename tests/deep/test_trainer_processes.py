@@ -115,42 +115,50 @@ def end(job):
                 process.kill()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "engine_dies"), [("ddp", True), ("fsdp2", True), ("fsdp2", False)])
-def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, engine_dies):
-    """Rank 0 has the engine and the files. Its engine dies, or a SIGTERM goes to the group: both ranks save one
-    checkpoint and end, and two processes go on from it: every step once, and the generator has the trainer's weights at
-    every probe."""
-    flags = ["--engine", "vllm", "--held_out", "64", "--eval_samples", "1", "--eval_every", "50"]
-    flags += ["--output_dir", tmp_path / "run"]
+def stopped_and_resumed(command, tmp_path, stop, patience):
+    """`command(*flags)` starts a job, which `stop(job)` ends after three steps, and then another that goes on from its
+    checkpoint: every step once, and the generator has the trainer's weights at every probe. Returns the first one's log."""
     metrics, log = tmp_path / "run" / "metrics.jsonl", tmp_path / "log"
+    flags = ["--held_out", 64, "--eval_samples", 1, "--eval_every", 50, "--output_dir", tmp_path / "run"]
     with log.open("w") as out:
-        program = command(kind, 2, "job", *flags, "--max_steps", 500)
-        job = subprocess.Popen(program, env=ENVIRONMENT, stdout=out, stderr=out)
+        job = subprocess.Popen(command(*flags, "--max_steps", 500), env=ENVIRONMENT, stdout=out, stderr=out)
     try:
-        until = time.monotonic() + 180
+        until = time.monotonic() + patience
         while not (metrics.exists() and metrics.read_text().count('"grad_norm"') >= 3):
             assert job.poll() is None and time.monotonic() < until, log.read_text()[-3000:]
             time.sleep(0.5)
-        assert len(open_ports(job)) == 1  # the launcher's store
-        if engine_dies:
-            [engine] = [process for process in family(job) if "Engine" in process.name()]
-            engine.kill()
-        else:
-            job.send_signal(signal.SIGTERM)
-        assert job.wait(timeout=60) != 0
+        stop(job)
+        assert job.wait(timeout=patience) != 0
     finally:
         end(job)
-    assert ("the generator failed: EngineDied" in log.read_text()) == engine_dies
     stopped = max(int(path.name.removeprefix("step-")) for path in (tmp_path / "run" / "checkpoints").iterdir())
-    again = command(kind, 2, "job", *flags, "--resume", tmp_path / "run", "--max_steps", stopped + 2)
-    done = subprocess.run(again, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
+    again = command(*flags, "--resume", tmp_path / "run", "--max_steps", stopped + 2)
+    done = subprocess.run(again, env=ENVIRONMENT, capture_output=True, text=True, timeout=2 * patience)
     assert done.returncode == 0, done.stderr[-3000:]
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [record for record in records if "step" in record]
     assert [record["step"] for record in steps] == list(range(1, stopped + 3))
     gaps = [record["logprob_gap"] for record in steps if "logprob_gap" in record]
     assert gaps and max(gaps) < 1e-6
+    return log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "engine_dies"), [("ddp", True), ("fsdp2", True), ("fsdp2", False)])
+def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, engine_dies):
+    """Rank 0 has the engine and the files. Its engine dies, or a SIGTERM goes to the group: both ranks save one
+    checkpoint and end, and two processes go on from it."""
+
+    def stop(job):
+        assert len(open_ports(job)) == 1  # the launcher's store
+        if engine_dies:
+            [engine] = [process for process in family(job) if "Engine" in process.name()]
+            engine.kill()
+        else:
+            job.send_signal(signal.SIGTERM)
+
+    log = stopped_and_resumed(lambda *flags: command(kind, 2, "job", "--engine", "vllm", *flags), tmp_path, stop, 180)
+    assert ("the generator failed: EngineDied" in log) == engine_dies
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
