@@ -13,7 +13,7 @@ import pytest
 from fake_engine import FakeEngine, Problem, generating, no_reward, problems, wait_until
 
 from pipeline_rl import Pacer, lags
-from runtime.generator import Exhausted, Generator, GeneratorFailed
+from runtime.generator import Exhausted, Generator
 
 pytestmark = pytest.mark.timeout(30)  # a fault here often shows as a wait without end
 
@@ -112,20 +112,6 @@ def test_a_push_waits_for_evaluation_which_no_pacer_holds_back():
         assert engine.most_inside == 16
 
 
-def test_evaluation_gets_slots_before_new_groups():
-    """While the first group is frozen, an evaluation asks for 4 requests; the second group comes after it."""
-    engine = FakeEngine(slots=2, frozen=True)
-    with generating(problems(2), engine, Pacer(2, 0)) as generator:
-        wait_until(lambda: engine.inside == 2)
-        future = generator.evaluate([Problem("e", [1])], 4)
-        for _ in range(3):  # turns of the event loop in which its requests queue
-            generator.in_loop(lambda _: None)
-        engine.frozen = False
-        assert len(generator.result_of(future)[0]) == 4
-        generator.take(2)
-    assert [len(ids) for ids, _, _ in engine.requests] == [10] * 2 + [1] * 4 + [10] * 2
-
-
 def test_no_group_enters_while_weights_change():
     """Two groups are taken, and released in a pause of the engine: what replaces them belongs to the new version."""
     engine, arrived = FakeEngine(), threading.Event()
@@ -157,36 +143,6 @@ def test_finite_problems_end_in_exhausted():
             generator.take(2)
         assert keys == ["p0", "p1", "p2", "p3"]
         assert [problem.key for problem in generator.under_way.values()] == ["p4"]
-
-
-def test_exceptions_in_the_reward_and_in_the_problems_reach_the_trainer():
-    """The exception is the cause of what is raised where the trainer waits, and again at the next wait. If the prompts
-    raise as a group is taken and makes room, that group arrives all the same."""
-
-    def broken_score(problem, completions):
-        raise ZeroDivisionError("the verifier")
-
-    def broken_problems(count):
-        yield from problems(count)
-        raise LookupError("the data set")
-
-    for prompts, options, error in (
-        (problems(4), {"score": broken_score}, ZeroDivisionError),
-        (broken_problems(1), {}, LookupError),
-        (problems(4), {"score": lambda problem, completions: [(1.0, True)]}, ValueError),  # one too few
-    ):
-        with generating(prompts, pacer=Pacer(2, 0), **options) as generator:
-            started = time.monotonic()
-            for _ in range(2):
-                with pytest.raises(GeneratorFailed, match=error.__name__) as caught:
-                    generator.take(2)
-                assert type(caught.value) is GeneratorFailed and type(caught.value.__cause__) is error
-            assert time.monotonic() - started < 10
-    with generating(broken_problems(2), FakeEngine(slots=2), Pacer(1, 3)) as generator:
-        wait_until(lambda: generator.pacer.ready == 2)
-        assert [generator.take(1)[0].problem.key for _ in range(2)] == ["p0", "p1"]
-        with pytest.raises(GeneratorFailed, match="LookupError: the data set"):
-            generator.take(1)
 
 
 def test_more_rollouts_than_slots_are_refused():

@@ -56,19 +56,3 @@ def test_a_checkpoint_lists_every_prompt_that_was_not_trained():
     )  # fmt: skip
     state = state_of(run)
     assert state["prompts"]["first"] == list("abcde")
-
-
-def test_a_cleared_folder_keeps_what_is_not_the_runs(tmp_path):
-    """Twice: the second time nothing is left to remove. A killed resume's half-written config.json is replaced."""
-    folder = Folder(tmp_path / "run")
-    save(folder, 10)
-    (folder.path / "model").mkdir()
-    (folder.path / "config.json.new").write_text("half")
-    folder.replace("config.json", "{}")
-    folder.append("metrics.jsonl", {"config": {}})
-    for name in ("eval.jsonl", "curve.png", "notes.txt"):
-        (folder.path / name).write_text("x")
-    assert folder.holds_run()
-    for _ in range(2):
-        folder.clear()
-        assert [path.name for path in folder.path.iterdir()] == ["notes.txt"] and not folder.holds_run()

@@ -10,9 +10,8 @@ import pytest
 import torch
 from tiny_trainer import gradient_of, hand_batch, near_uniform_model, shift_weights, trainer_of, weights_of
 
-import losses
-from runtime.flags import Flags, UsageError
-from runtime.trainer import ADAMW, clip_options, learning_rate
+from runtime.flags import Flags
+from runtime.trainer import ADAMW, learning_rate
 
 
 @pytest.fixture(scope="module")
@@ -26,24 +25,6 @@ def test_learning_rates_by_hand():
     rates = [learning_rate(flags, version) for version in (0, 1, 2, 3, 4, 11, 50)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3, 1e-3])
     assert learning_rate(Flags(lr=1e-3, warmup_steps=0), 0) == 1e-3
-
-
-@pytest.mark.parametrize(
-    ("loss", "changes", "options"),
-    [
-        ("cispo", {"eps_max": 4.0, "eps_low": 0.1, "eps_high": 0.2}, {"eps_max": 4.0}),
-        ("gspo", {"eps_low": 0.0, "eps_high": 0.005}, {"eps_low": 0.0, "eps_high": 0.005}),
-        ("grpo", {"eps_low": 0.1, "eps_high": 0.3}, {"eps": 0.1}),
-        ("tis", {"eps_low": 0.1, "eps_high": 0.3}, {"eps_low": 0.1, "eps_high": 0.3}),
-        ("losses:cispo", {"eps_max": 4.0, "eps_low": 0.1}, {}),  # your own has its own defaults
-    ],
-)
-def test_clip_options(loss, changes, options):
-    """What was not set stays at the loss's own default; the loss takes all of it."""
-    assert clip_options(Flags(loss=loss, **changes)) == options
-    zeros = torch.zeros(1, 1)
-    old = {"old_logprobs": zeros} if loss == "tis" else {}
-    losses.LOSSES[loss.removeprefix("losses:")](zeros, zeros, torch.ones(1), torch.ones(1, 1), **options, **old)
 
 
 def test_the_loss_is_put_together_with_the_right_signs(model_folder):
@@ -80,37 +61,6 @@ def test_the_loss_is_put_together_with_the_right_signs(model_folder):
     assert summary["kl"] == pytest.approx(sum(kls) / 18, rel=1e-3)
     assert summary["entropy"] == pytest.approx(sum(entropies) / 18, rel=1e-4)
     assert all(parameter.grad is None for parameter in trainer.reference.parameters())
-
-
-def test_a_loss_of_ones_own_is_the_policys_term_and_no_other(model_folder):
-    """`module:function`, found once: the gradient is that of the KL penalty and the entropy, which are the trainer's, and
-    of what the function returns, here half of CISPO with a cap of its own. Its metrics are its own and the ratios."""
-    options = {"kl_coef": 0.3, "entropy_coef": 0.2, "tokens_per_microbatch": 12}
-    own, plain, rest = (
-        trainer_of(model_folder, **options, loss="test_trainer:half", eps_max=9.0),
-        trainer_of(model_folder, eps_max=1.05),
-        trainer_of(model_folder, **options),
-    )
-    nothing = hand_batch()
-    nothing.advantages = torch.zeros(8)
-    rest.backward(nothing)
-    plain.backward(hand_batch())
-    _, summary = own.backward(hand_batch())
-    torch.testing.assert_close(gradient_of(own), gradient_of(plain) / 2 + gradient_of(rest), atol=1e-6, rtol=1e-4)
-    assert summary["kept_tokens"] == 18 and "capped_positive" not in summary and summary["ratio_max"] > 1.05
-    with pytest.raises(
-        UsageError, match=r"--loss test_trainer:only_a_number must return \(token_loss \(N, T\), metrics\)"
-    ):
-        trainer_of(model_folder, loss="test_trainer:only_a_number")
-
-
-def half(logprobs, behaviour_logprobs, advantages, mask):
-    token_loss, _ = losses.cispo(logprobs, behaviour_logprobs, advantages, mask, eps_max=1.05)
-    return token_loss / 2, {"kept": mask.sum()}
-
-
-def only_a_number(logprobs, behaviour_logprobs, advantages, mask):
-    return half(logprobs, behaviour_logprobs, advantages, mask)[0].sum()
 
 
 @pytest.mark.parametrize("loss", ["cispo", "tis"])

@@ -50,25 +50,6 @@ def test_a_reader_of_the_old_weights_keeps_them(channel):
         assert old.read() == before != channel.path.read_bytes()
 
 
-class Gathered:
-    """Weights that must be gathered, and how often they were."""
-
-    def __init__(self, count):
-        self.count, self.passes = count, 0
-
-    def items(self):
-        self.passes += 1
-        yield from ((f"w{i}", torch.full((4,), float(i))) for i in range(self.count))
-
-
-def test_other_ranks_help_to_gather_and_write_nothing():
-    channel, gathered = RunWeightFile(rank=1), Gathered(3)
-    channel.prepare(gathered)
-    assert gathered.passes == 1 and not channel.path.exists()
-    channel.close()
-    assert not channel.folder.exists()
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tied_head_is_sent_once(tied):
     """Under the embedding's name; an untied one under its own. Values in the dtype asked for, the model untouched."""

@@ -1,7 +1,7 @@
-"""Program of test_ranks.py, in one or several trainer processes.
+"""Program of test_trainer_processes.py, in one or several trainer processes.
 
-    python tests/distributed_worker.py job FLAGS               train.py with these flags
-    python tests/distributed_worker.py steps OUT ROWS FLAGS    five steps on recorded rollouts, a checkpoint, one more
+    python tests/deep/distributed_worker.py job FLAGS               train.py with these flags
+    python tests/deep/distributed_worker.py steps OUT ROWS FLAGS    five steps on recorded rollouts, a checkpoint, one more
 
 `accelerate launch --config_file configs/fsdp2.yaml` makes it run accelerate's own FSDP2, for which accelerate wants
 accelerators: it takes this CPU for one, and gloo is in the place of nccl.

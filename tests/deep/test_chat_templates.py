@@ -4,17 +4,8 @@ import pytest
 from bpe import bpe_tokenizer
 from tokenizers import processors
 
-from length_control import PHRASE as PAPERS_PHRASE
 from tasks.prompts import PromptOptions
 from tasks.tokens import encode_prompts, find_endings
-
-
-def test_a_mark_that_is_one_token_is_found_by_its_id():
-    """An added token is never merged with its neighbors. The phrase is the paper's."""
-    tokenizer = bpe_tokenizer()
-    endings = find_endings(tokenizer, PromptOptions())
-    assert tokenizer.decode(endings.phrase_ids) == PAPERS_PHRASE and endings.thinking_end is None
-    assert endings.phrase_ids[-1:] == endings.end_of_thinking_ids == (tokenizer.get_vocab()["</think>"],)
 
 
 def test_bad_options_are_refused_by_name():

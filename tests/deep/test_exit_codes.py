@@ -14,7 +14,6 @@ import fit_sigmoid
 import runtime.parts
 import runtime.run
 import train
-from runtime import folder
 from runtime.flags import Flags, UsageError
 from runtime.folder import Folder, Progress, check_folder
 from runtime.generator import EngineDied, GeneratorFailed, StopRequested
@@ -219,18 +218,6 @@ def test_a_terminal_that_cannot_show_a_line_does_not_end_the_run(tmp_path, encod
     if not closed:
         assert os.read(reader, 999).decode().count("waits ? 1") == 6
         os.close(reader)
-
-
-def test_a_folder_has_one_holder(monkeypatch, tmp_path):
-    monkeypatch.setattr(folder, "LOCK_PATIENCE", 0.0)
-    first, second = Folder(tmp_path), Folder(tmp_path)
-    first.lock()
-    with pytest.raises(UsageError, match="another run uses the folder"):
-        second.lock()
-    first.unlock()
-    second.lock()
-    second.unlock()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_process_holds_no_lock(tmp_path):

@@ -206,3 +206,47 @@ def test_two_evaluations_and_a_push_take_turns():
             [rollouts] = generator.result_of(future)
             assert len({version for rollout in rollouts for version in rollout.versions}) == 1
         assert engine.version == 1
+
+
+def test_exceptions_in_the_reward_and_in_the_problems_reach_the_trainer():
+    """The exception is the cause of what is raised where the trainer waits, and again at the next wait. If the prompts
+    raise as a group is taken and makes room, that group arrives all the same."""
+
+    def broken_score(problem, completions):
+        raise ZeroDivisionError("the verifier")
+
+    def broken_problems(count):
+        yield from problems(count)
+        raise LookupError("the data set")
+
+    for prompts, options, error in (
+        (problems(4), {"score": broken_score}, ZeroDivisionError),
+        (broken_problems(1), {}, LookupError),
+        (problems(4), {"score": lambda problem, completions: [(1.0, True)]}, ValueError),  # one too few
+    ):
+        with generating(prompts, pacer=Pacer(2, 0), **options) as generator:
+            started = time.monotonic()
+            for _ in range(2):
+                with pytest.raises(GeneratorFailed, match=error.__name__) as caught:
+                    generator.take(2)
+                assert type(caught.value) is GeneratorFailed and type(caught.value.__cause__) is error
+            assert time.monotonic() - started < 10
+    with generating(broken_problems(2), FakeEngine(slots=2), Pacer(1, 3)) as generator:
+        wait_until(lambda: generator.pacer.ready == 2)
+        assert [generator.take(1)[0].problem.key for _ in range(2)] == ["p0", "p1"]
+        with pytest.raises(GeneratorFailed, match="LookupError: the data set"):
+            generator.take(1)
+
+
+def test_evaluation_gets_slots_before_new_groups():
+    """While the first group is frozen, an evaluation asks for 4 requests; the second group comes after it."""
+    engine = FakeEngine(slots=2, frozen=True)
+    with generating(problems(2), engine, Pacer(2, 0)) as generator:
+        wait_until(lambda: engine.inside == 2)
+        future = generator.evaluate([Problem("e", [1])], 4)
+        for _ in range(3):  # turns of the event loop in which its requests queue
+            generator.in_loop(lambda _: None)
+        engine.frozen = False
+        assert len(generator.result_of(future)[0]) == 4
+        generator.take(2)
+    assert [len(ids) for ids, _, _ in engine.requests] == [10] * 2 + [1] * 4 + [10] * 2

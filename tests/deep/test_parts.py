@@ -110,6 +110,7 @@ def test_a_folder_belongs_to_one_run_at_a_time(monkeypatch, tmp_path, model, cap
     assert capsys.readouterr().err == f"train.py: another run uses the folder {folder.path}; wait for its end.\n"
     assert {path.name for path in folder.path.iterdir()} == {"metrics.jsonl", "lock"}
     folder.unlock()
+    assert not (folder.path / "lock").exists()
     Folder(folder.path).lock()
 
 
@@ -155,13 +156,6 @@ def test_the_generator_finds_the_end_of_thinking_as_the_task_does():
     task.thinking_end = lambda ids: ids.index(task.end_of_thinking_ids[0]) + 1
     assert new_interruption(Flags(), task).thinking_end is task.thinking_end
     assert new_interruption(Flags(length_control="none"), task) is None
-
-
-def test_the_default_task_is_graded():
-    """Every fifth problem of the graded task is impossible: its key has three digits."""
-    task = load_task(Flags(held_out=7))
-    assert [len(str(problem.answer).split()) for problem in task.train[:10]] == [2, 2, 2, 2, 3] * 2
-    assert len(task.train) == 2048 and task.held_out == load_task(Flags()).held_out[:7]  # the same first ones
 
 
 def test_discover_has_one_first_model_for_all_seeds_and_its_rarity_reaches_it(monkeypatch, tmp_path):

@@ -78,12 +78,6 @@ def test_a_file_is_read_or_refused_for_what_it_is(tmp_path, file):
             read(str(path))
 
 
-def test_a_users_function_gets_the_rows_own_answer(tmp_path):
-    rows = [{"prompt": "a", "answer": {"say": [1]}}, {"prompt": "b", "answer": " #### 1"}, {"prompt": "c"}]
-    usable, skipped = read(write_rows(tmp_path / "a.jsonl", rows), reward="own:function")
-    assert list(usable.values()) == [("a", {"say": [1]}), ("b", " #### 1")] and skipped == {"no_answer": 1}
-
-
 def test_column_names_in_a_message_are_few_and_escaped(tmp_path):
     """A name may be long or hold what a terminal obeys; Unicode letters stay."""
     row = {"\x1b]0;owned\x07\n\u202e": 1, "Ä": 1, "B" * 1000: 1, **{f"c{i:05}": 1 for i in range(20_000)}}

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from recorded import STEPS, Replay, assert_same_logs, assert_same_state, without_times
 from scripted import Killed, small_model
 from test_faults import small_disk
+from test_run import save
 
 from runtime.flags import UsageError
 from runtime.folder import Folder, Progress, RunFailed
@@ -375,3 +376,19 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(program, tmp_path, name):
     code, _, err = program(folder=tmp_path / name)
     # The middle of a sentence of more than 800 characters is left out.
     assert code == 2 and re.fullmatch(r"train.py: --output_dir .*\); choose another.\n", err)
+
+
+def test_a_cleared_folder_keeps_what_is_not_the_runs(tmp_path):
+    """Twice: the second time nothing is left to remove. A killed resume's half-written config.json is replaced."""
+    folder = Folder(tmp_path / "run")
+    save(folder, 10)
+    (folder.path / "model").mkdir()
+    (folder.path / "config.json.new").write_text("half")
+    folder.replace("config.json", "{}")
+    folder.append("metrics.jsonl", {"config": {}})
+    for name in ("eval.jsonl", "curve.png", "notes.txt"):
+        (folder.path / name).write_text("x")
+    assert folder.holds_run()
+    for _ in range(2):
+        folder.clear()
+        assert [path.name for path in folder.path.iterdir()] == ["notes.txt"] and not folder.holds_run()

@@ -52,12 +52,6 @@ def parse(name: str) -> ast.Module:
     return ast.parse((ROOT / f"{name}.py").read_text())
 
 
-def code_of(function: ast.FunctionDef) -> list[str]:
-    """The statements of a function without its docstring, comments and layout."""
-    body = function.body[1:] if ast.get_docstring(function) else function.body
-    return [ast.unparse(statement) for statement in body]
-
-
 @pytest.mark.parametrize("name", CONCEPTS)
 def test_imports_what_it_declares(name):
     """At import the declared packages, inside functions also the optional ones, and all of these; no file of ours."""
@@ -123,16 +117,3 @@ def test_works_alone_in_an_empty_folder(name, alone):
 
 def test_every_concept_file_is_declared():
     assert {path.stem for path in ROOT.glob("*.py")} == {*CONCEPTS, "train", "recipe"}
-
-
-def test_helpers_of_the_same_name_agree():
-    """A helper of up to five lines may stand in two concept files; then its copies have the same code."""
-    functions: dict[str, dict[str, list[str]]] = {}
-    for name in CONCEPTS:
-        for node in parse(name).body:
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("_"):
-                functions.setdefault(node.name, {})[name] = code_of(node)
-    for helper, copies in functions.items():
-        if len(copies) > 1:
-            assert len({tuple(code) for code in copies.values()}) == 1, f"{helper} differs between {sorted(copies)}"
-            assert len(next(iter(copies.values()))) <= 5, f"{helper} is too long to stand in {sorted(copies)}"

@@ -16,10 +16,13 @@ from tiny_trainer import (
     weights_of,
 )
 
+import losses
+from runtime.flags import Flags, UsageError
 from runtime.parts import Run
 from runtime.ranks import Ranks
 from runtime.recorder import staleness
 from runtime.run import load_tensors
+from runtime.trainer import clip_options
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +72,55 @@ def test_the_ratio_is_mismatch_times_staleness(model_folder):
     total = trainer.backward(batch)[1]["log_ratio_rms"]
     assert total > 1.1 * age and age > mismatch / 3
     assert staleness(total, mismatch) == pytest.approx(age, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("loss", "changes", "options"),
+    [
+        ("cispo", {"eps_max": 4.0, "eps_low": 0.1, "eps_high": 0.2}, {"eps_max": 4.0}),
+        ("gspo", {"eps_low": 0.0, "eps_high": 0.005}, {"eps_low": 0.0, "eps_high": 0.005}),
+        ("grpo", {"eps_low": 0.1, "eps_high": 0.3}, {"eps": 0.1}),
+        ("tis", {"eps_low": 0.1, "eps_high": 0.3}, {"eps_low": 0.1, "eps_high": 0.3}),
+        ("losses:cispo", {"eps_max": 4.0, "eps_low": 0.1}, {}),  # your own has its own defaults
+    ],
+)
+def test_clip_options(loss, changes, options):
+    """What was not set stays at the loss's own default; the loss takes all of it."""
+    assert clip_options(Flags(loss=loss, **changes)) == options
+    zeros = torch.zeros(1, 1)
+    old = {"old_logprobs": zeros} if loss == "tis" else {}
+    losses.LOSSES[loss.removeprefix("losses:")](zeros, zeros, torch.ones(1), torch.ones(1, 1), **options, **old)
+
+
+def test_a_loss_of_ones_own_is_the_policys_term_and_no_other(model_folder):
+    """`module:function`, found once: the gradient is that of the KL penalty and the entropy, which are the trainer's, and
+    of what the function returns, here half of CISPO with a cap of its own. Its metrics are its own and the ratios."""
+    options = {"kl_coef": 0.3, "entropy_coef": 0.2, "tokens_per_microbatch": 12}
+    own, plain, rest = (
+        trainer_of(model_folder, **options, loss="test_trainer_steps:half", eps_max=9.0),
+        trainer_of(model_folder, eps_max=1.05),
+        trainer_of(model_folder, **options),
+    )
+    nothing = hand_batch()
+    nothing.advantages = torch.zeros(8)
+    rest.backward(nothing)
+    plain.backward(hand_batch())
+    _, summary = own.backward(hand_batch())
+    torch.testing.assert_close(gradient_of(own), gradient_of(plain) / 2 + gradient_of(rest), atol=1e-6, rtol=1e-4)
+    assert summary["kept_tokens"] == 18 and "capped_positive" not in summary and summary["ratio_max"] > 1.05
+    with pytest.raises(
+        UsageError, match=r"--loss test_trainer_steps:only_a_number must return \(token_loss \(N, T\), metrics\)"
+    ):
+        trainer_of(model_folder, loss="test_trainer_steps:only_a_number")
+
+
+def half(logprobs, behaviour_logprobs, advantages, mask):
+    token_loss, _ = losses.cispo(logprobs, behaviour_logprobs, advantages, mask, eps_max=1.05)
+    return token_loss / 2, {"kept": mask.sum()}
+
+
+def only_a_number(logprobs, behaviour_logprobs, advantages, mask):
+    return half(logprobs, behaviour_logprobs, advantages, mask)[0].sum()
 
 
 def clipped_adamw(weight, gradient, norm: float, lr: float) -> torch.Tensor:

@@ -105,3 +105,22 @@ def test_another_process_may_remove_the_same_folder_first(stale, monkeypatch, mo
         patch.setattr(owner, name, lambda path, **options: other_process(usual, path, **options))
         weights.private_folder()
     assert not stale.exists()
+
+
+class Gathered:
+    """Weights that must be gathered, and how often they were."""
+
+    def __init__(self, count):
+        self.count, self.passes = count, 0
+
+    def items(self):
+        self.passes += 1
+        yield from ((f"w{i}", torch.full((4,), float(i))) for i in range(self.count))
+
+
+def test_other_ranks_help_to_gather_and_write_nothing():
+    channel, gathered = RunWeightFile(rank=1), Gathered(3)
+    channel.prepare(gathered)
+    assert gathered.passes == 1 and not channel.path.exists()
+    channel.close()
+    assert not channel.folder.exists()

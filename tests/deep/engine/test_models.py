@@ -156,12 +156,6 @@ def test_mixture_of_experts(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Qwen3Moe", "Mixtral"])
-def test_whole_architectures(kind, tmp_path):
-    check_a_run(kind, tmp_path)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_family_trains(kind, tmp_path):
     """docs/operations.md lists them."""

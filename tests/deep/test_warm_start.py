@@ -1,7 +1,6 @@
 """The warm start: its demonstrations, its supervised steps against brute force, and the folder that keeps it."""
 
 import shutil
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,22 +36,6 @@ def test_clean_demonstrations_earn_the_reward_and_are_never_held_out():
         assert task.score(problem, [[IDS[word] for word in completion]]) == [(1.0, True)]
         assert all(taught)
         assert len(completion) == 3 * (len(values) - 1) + 4
-
-
-def test_one_demonstration_in_so_many_thinks_and_the_others_guess():
-    """Exactly the 5th, 10th, ...: 400 of 2,000. 1,600 guesses have 3,200 digits: 320 of each, standard deviation 17.
-    The clean ones all think."""
-    settings = replace(module.DISCOVER, rarity=5)
-    demonstrator, digits = Demonstrator(settings, 0, corrupted=True), Counter()
-    for i in range(1, 2001):
-        _, completion, taught = demonstrator.demonstration()
-        assert all(taught) and completion[-1] == "<eos>" and (completion[0] == "a") == (i % 5 == 0)
-        if i % 5:
-            assert completion[0] == "</think>" and len(completion) == 4
-            digits.update(completion[1:3])
-    assert len(digits) == 10 and max(abs(count - 320) for count in digits.values()) < 70
-    clean = Demonstrator(settings, 0, corrupted=False)
-    assert all(clean.demonstration()[1][0] == "a" for _ in range(50))
 
 
 def test_batch_teaches_the_completion_but_not_prompt_phrase_or_padding():
