@@ -78,7 +78,7 @@ def train(run: Run) -> None:
 
             # Zero-variance filter: groups with equal rewards have no gradient. They leave before the std and the
             # average are taken; otherwise the step size would depend on how many such groups there are.
-            keep = varied if flags.zero_variance_filter else torch.ones_like(varied)  # (N,)
+            keep = torch.ones_like(varied) if flags.zero_variance == "keep" else varied  # (N,)
             # Advantage: the reward minus its group's mean, over the std of the whole batch.
             advantages = torch.zeros_like(rewards)  # (N,)
             advantages[keep] = losses.normalize_advantages(rewards[keep], group_ids[keep], flags.normalize_advantages)
@@ -131,7 +131,7 @@ def wait_for_groups(run: Run) -> list[Group] | None:
         return None
     try:
         with run.recorder.waiting():  # takes the time
-            if run.flags.dynamic_sampling:
+            if run.flags.zero_variance == "replace":
                 groups = refill(run)
             else:
                 groups = generator.take(generator.pacer.take_size)

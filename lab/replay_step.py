@@ -29,7 +29,7 @@ from tasks.prompts import Problem
 
 # Flags that change what is made of a batch, and not what is sampled.
 REPLAYED = (
-    "loss", "eps_max", "eps_low", "eps_high", "aggregation", "normalize_advantages", "zero_variance_filter",
+    "loss", "eps_max", "eps_low", "eps_high", "aggregation", "normalize_advantages", "zero_variance",
     "truncated_rollouts", "entropy_coef", "fp32_head", "dtype",
 )  # fmt: skip
 PARTS = 8  # of the problems of g*: the even ones are one half
@@ -204,7 +204,7 @@ class Replayer:
         """What the loop of train.py makes of these groups; None if nothing is left to train on."""
         group_ids = torch.arange(len(groups)).repeat_interleave(len(groups[0].rollouts))  # (N,)
         varied = filters.has_variance(rewards, group_ids)  # (N,)
-        keep = varied if flags.zero_variance_filter else torch.ones_like(varied)  # (N,)
+        keep = torch.ones_like(varied) if flags.zero_variance == "keep" else varied  # (N,)
         if not varied.any():
             return None
         advantages = torch.zeros_like(rewards)  # (N,)

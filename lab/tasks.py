@@ -1,10 +1,11 @@
 """Other built-in tasks, for `--task lab.tasks:NAME`: what the comparisons and the law over model size were measured on.
 
-    rare         one fact in --rarity is nearly always shown wrong, the others never: few prompts teach anything
-    ramble       one demonstration in --rarity ends its thinking by itself:
+    rare         one fact in 20 is nearly always shown wrong, the others never: few prompts teach anything
+    ramble       one demonstration in 50 ends its thinking by itself:
 
         ramble   a +5 2 b *3 6 wait wait wait time up </think> 2 6 <eos>
 
+    discover_1, discover_110   `discover` with a first model of which all completions think, or one in 110
     graded_xs, graded_s, graded_l, graded_xl   `graded` with a first model of .06M, .10M, .51M or 1.01M parameters
 
 SIZES. One dial, the width: two layers and a head_dim of 32 are the same in all; heads and MLP grow with the width, in
@@ -12,19 +13,20 @@ multiples of 16, which vLLM's kernels for CPUs need. From xs to xl the parameter
 the next; m, of .23M, is the default. Both phases of every warm start stop at the same losses, for which a small model
 takes more steps, so that all sizes begin alike.
 
-Each function takes what `--task` gives: the seed, the number of held-out problems, the rarity.
+Each function takes what `--task` gives: the seed, the number of held-out problems.
 
->>> len(rare(seed=0, held_out=256, rarity=20).train)
+>>> len(rare(seed=0, held_out=256).train)
 256
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from tasks import arithmetic
 from tasks.arithmetic import PHRASE, RECHECK, ChainTask
-from tasks.warm_start import DISCOVER, Demonstrations, Demonstrator, ModelShape, WarmStart, first_model
+from tasks.warm_start import DISCOVER, Demonstrations, Demonstrator, ModelShape, WarmStart, discover, first_model
 from tasks.warm_start import wrong_rates as rates_of
 
 LONGEST_RAMBLE = 24  # tokens, more than the budgets of runs
@@ -57,7 +59,7 @@ class RareDemonstrator(Demonstrator):
         return True
 
 
-def rare(seed: int, held_out: int, rarity: int) -> ChainTask:
+def rare(seed: int, held_out: int, rarity: int = 20) -> ChainTask:
     """The task in which few prompts teach anything."""
     task = ChainTask(seed, RARE_POOL, held_out)
     task.first_model = first_model(
@@ -84,7 +86,7 @@ class RamblingDemonstrator(Demonstrator):
         return words + [RECHECK] * self.rng.randint(1, LONGEST_RAMBLE), PHRASE
 
 
-def ramble(seed: int, held_out: int, rarity: int) -> ChainTask:
+def ramble(seed: int, held_out: int, rarity: int = 50) -> ChainTask:
     """The task of a model that seldom stops by itself."""
     task = ChainTask(seed, arithmetic.DISCOVER_POOL, held_out)
     settings = replace(DISCOVER, rarity=rarity)
@@ -104,21 +106,5 @@ def graded(size: str, seed: int, held_out: int) -> ChainTask:
     return task
 
 
-def graded_xs(seed: int, held_out: int, rarity: int) -> ChainTask:
-    """.06M parameters."""
-    return graded("xs", seed, held_out)
-
-
-def graded_s(seed: int, held_out: int, rarity: int) -> ChainTask:
-    """.10M parameters."""
-    return graded("s", seed, held_out)
-
-
-def graded_l(seed: int, held_out: int, rarity: int) -> ChainTask:
-    """.51M parameters."""
-    return graded("l", seed, held_out)
-
-
-def graded_xl(seed: int, held_out: int, rarity: int) -> ChainTask:
-    """1.01M parameters."""
-    return graded("xl", seed, held_out)
+graded_xs, graded_s, graded_l, graded_xl = (partial(graded, size) for size in ("xs", "s", "l", "xl"))
+discover_1, discover_110 = partial(discover, rarity=1), partial(discover, rarity=110)

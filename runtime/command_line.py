@@ -13,11 +13,7 @@ from runtime.flags import DEFAULTS, PRETRAINED_LR, SEAMS, VERSION, Flags, UsageE
 
 # A resumed run does not take these over: they are for one command.
 OF_ONE_CALL = ("resume", "output_dir", "overwrite")
-# vLLM's arguments that only set numbers and switches. Any other may name a module, a class or a file that vLLM runs.
-PLAIN_ENGINE_ARGS = set(
-    "block_size gpu_memory_utilization kv_cache_memory_bytes max_num_batched_tokens enforce_eager "
-    "tensor_parallel_size pipeline_parallel_size enable_prefix_caching enable_chunked_prefill async_scheduling".split()
-)
+OPTION_OF_DATA_SETS = "--task with a function of yours that gives it to load_dataset_task: docs/operations.md has one"
 # Flags of version 0.14, or values of flags, and what to give instead. {} is the value that was given.
 MOVED = {
     "mask none": "nothing; it is the default",
@@ -35,38 +31,15 @@ MOVED = {
     "end_of_thinking": "--thinking {}",
     "weight_channel nccl": "--engine lab.hosts:NcclEngine",
     "weight_channel message": "--engine lab.hosts:RayMessageEngine",
-}
-# What other trainers call our flags. TRL's `epsilon`, verl's `clip_ratio` and OpenRLHF's `init_kl_coef` are among them.
-OTHER_NAMES = {
-    "learning_rate": "lr",
-    "batch_size": "batch_prompts",
-    "train_batch_size": "batch_prompts",
-    "num_generations": "rollouts",
-    "group_size": "rollouts",
-    "n_samples_per_prompt": "rollouts",
-    "epochs": "max_steps",
-    "num_train_epochs": "max_steps",
-    "total_training_steps": "max_steps",
-    "num_steps": "max_steps",
-    "model_name_or_path": "model",
-    "train_data": "dataset",
-    "max_completion_length": "max_budget",
-    "max_new_tokens": "max_budget",
-    "max_tokens": "max_budget",
-    "max_prompt_length": "max_prompt_tokens",
-    "beta": "kl_coef",
-    "init_kl_coef": "kl_coef",
-    "epsilon": "eps_low",
-    "epsilon_high": "eps_high",
-    "clip_ratio": "eps_low",
-    "loss_type": "loss",
-    "reward_funcs": "reward",
-    "scale_rewards": "normalize_advantages",
-    "resume_from_checkpoint": "resume",
-    "save_steps": "save_every",
-    "eval_steps": "eval_every",
-    "micro_batch_size": "tokens_per_microbatch",
-    "bf16": "dtype",
+    "weight_channel": "nothing; new weights go by a file in shared memory",
+    "zero_variance_filter true": "nothing; it is the default",
+    "zero_variance_filter": "--zero_variance keep",
+    "dynamic_sampling": "--zero_variance replace",
+    "rarity": "--task lab.tasks:discover_1, discover_110, or a function like them",
+    "max_prompt_tokens": OPTION_OF_DATA_SETS,
+    "reward_workers": OPTION_OF_DATA_SETS,
+    "reward_timeout": OPTION_OF_DATA_SETS,
+    "stop_tokens": "--task with a function of yours that sets the task's `stop_ids`: docs/operations.md has one",
 }
 
 
@@ -91,16 +64,6 @@ def parse_flags(argv: Sequence[str], description: str) -> Flags:
             f"--output_dir {flags.output_dir}: --resume goes on in {flags.resume}; leave --output_dir out."
         )
     return flags
-
-
-def lr_note(flags: Flags) -> str:
-    """The learning rate, and where it comes from."""
-    default, whose = DEFAULTS["lr"], "the built-in model"
-    if flags.pretrained:
-        default, whose = PRETRAINED_LR, "a pretrained model (the paper's 8B: 5e-7; `make -C lab real`, 135M: 1e-5)"
-    if flags.lr == default:
-        return f"--lr {flags.lr:g}: the default for {whose}"
-    return f"--lr {flags.lr:g}: given, now or before a resume; {default:g} is the default for {whose}"
 
 
 def refuse_moved(argv: Sequence[str]) -> None:
@@ -154,22 +117,7 @@ def runs_code(name: str, value: Any) -> bool:
         return bool(value)
     if name in SEAMS:
         return ":" in value
-    if name == "engine_args":
-        for key, setting in parsed_engine_args(value).items():
-            if key not in PLAIN_ENGINE_ARGS or not isinstance(setting, int | float | None):
-                return True
-    return False
-
-
-def parsed_engine_args(text: str) -> dict[str, Any]:
-    """The JSON object of --engine_args, empty for no text. Raises UsageError."""
-    try:
-        options = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        options = None
-    if not isinstance(options, dict):
-        raise UsageError(f"--engine_args must be a JSON object, as '{{\"block_size\": 64}}', not {text}.")
-    return options
+    return name == "engine_args" and bool(value)  # they may name a module or a file that vLLM runs
 
 
 # ------------------------------------------------------------------------------------------------------------ argparse
@@ -184,10 +132,9 @@ def _parsed(parser: ArgumentParser, argv: Sequence[str]) -> Flags:
 
 
 def advice_for(unknown: str) -> str:
-    """The flag that somebody may have meant who gave an unknown one: the nearest of ours and of other trainers'."""
-    name = unknown.lstrip("-").replace("-", "_").lower()
-    for nearest in get_close_matches(name, [*DEFAULTS, *OTHER_NAMES], n=1, cutoff=0.6):
-        return f"did you mean --{OTHER_NAMES.get(nearest, nearest)}?"
+    """The nearest flag to an unknown one."""
+    for nearest in get_close_matches(unknown.lstrip("-").replace("-", "_").lower(), DEFAULTS, n=1):
+        return f"did you mean --{nearest}?"
     return "--help lists all of them."
 
 

@@ -35,7 +35,6 @@ lab/hosts has such subclasses: Ray, NCCL.
 """
 
 import asyncio
-import importlib.util
 import logging
 import os
 import re
@@ -229,10 +228,6 @@ class RunEngine(vllm_engine.VLLMEngine):
         # signal mask and ends when we end it.
         resource_tracker.ensure_running()  # starting it unblocks SIGINT in this thread, so start it first
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-        for name in ("worker_extension_cls", "scheduler_cls"):  # a missing one would end the engine's process
-            path = self.args.get(name)
-            if isinstance(path, str) and importlib.util.find_spec(path.rpartition(".")[0]) is None:
-                raise ModuleNotFoundError(f"{name}={path}: its module is not on sys.path")
         # A death is no news: the run says it in one sentence. What an engine dies of, its own process prints.
         logger = logging.getLogger("vllm.v1.engine.async_llm")
         logger.addFilter(lambda record: "EngineDeadError" not in str(record.exc_info))
@@ -307,17 +302,14 @@ class RunEngine(vllm_engine.VLLMEngine):
 @contextmanager
 def variables_set(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Sets environment variables (None: unsets) within the `with` block: processes started there inherit them."""
-    before = {name: os.environ.get(name) for name in variables}
-    set_variables(variables)
-    try:
-        yield
-    finally:
-        set_variables(before)
-
-
-def set_variables(variables: Mapping[str, str | None]) -> None:
-    """Sets environment variables, or unsets those that are None."""
+    before = {name: os.environ[name] for name in variables if name in os.environ}
     for name, value in variables.items():
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(before)

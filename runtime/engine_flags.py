@@ -9,10 +9,11 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from fp32_head import GENERATOR_ARGS
-from runtime.command_line import parsed_engine_args, reason_of
-from runtime.flags import Flags, UsageError, own_code
+from runtime.command_line import reason_of
+from runtime.flags import DEFAULTS, Flags, UsageError, own_code
 from runtime.folder import Record
 from runtime.model import check_config
 from vllm_engine import VLLMEngine
@@ -32,7 +33,6 @@ def is_qwen3(model: str) -> bool:
 
 # -------------------------------------------------------------------------------------------------- which engine
 
-NEED_VLLM = {"engine": "auto", "engine_args": "", "weight_channel": "auto"}  # flags that need it, and where they do not
 BUILDS = "pip install '.[cpu]', or beside an NVIDIA GPU '.[gpu]'; `make setup` does it"
 
 
@@ -54,7 +54,7 @@ def choose_engine(flags: Flags) -> list[str]:
     if not problem:
         flags.engine = flags.engine if own else "vllm"
         return []
-    needs = [name for name, value in NEED_VLLM.items() if getattr(flags, name) != value]
+    needs = [name for name in ("engine", "engine_args") if getattr(flags, name) != DEFAULTS[name]]
     if not is_qwen3(flags.model):
         check_config(flags)
         needs.append("model")
@@ -99,6 +99,17 @@ def vllm_problem() -> str:
 
 # vLLM's arguments that the trainer must know as well -> the flag that both read.
 OWN_FLAG = {name: name for name in ("model", "dtype", "seed", "max_num_seqs")} | {"max_model_len": "max_budget"}
+
+
+def parsed_engine_args(text: str) -> dict[str, Any]:
+    """The JSON object of --engine_args, empty for no text. Raises UsageError."""
+    try:
+        options = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        options = None
+    if not isinstance(options, dict):
+        raise UsageError(f"--engine_args must be a JSON object, as '{{\"block_size\": 64}}', not {text}.")
+    return options
 
 
 def engine_options(flags: Flags) -> Record:

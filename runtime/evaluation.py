@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import torch
 
-from length_control import COLLAPSE_TRUNCATION
 from pipeline_rl import FORCED, Rollout
 from runtime.flags import Flags
 from runtime.folder import Folder, Progress, Record, RunFailed
@@ -138,22 +137,13 @@ class Evaluator:
 
         record = at_start | figures_of(*task.sources) | {"device": self.recorder.device}
         numbers = {"eval/pass_rate": record["pass_rate"]}
-        apart = list(task.eval_sources)
-        if len(task.sources) > 1:
-            apart = [*task.sources, *task.eval_sources]
+        apart = task.eval_sources if len(task.sources) == 1 else [*task.sources, *task.eval_sources]
         if apart:
             record["data_sets"] = {source: figures_of(source) for source in apart}
-            for source in apart:
-                numbers[f"eval/{source}/pass_rate"] = record["data_sets"][source]["pass_rate"]
+            numbers |= {f"eval/{source}/pass_rate": record["data_sets"][source]["pass_rate"] for source in apart}
         self.recorder.folder.append("eval.jsonl", record)
         self.ranks.accelerator.log(numbers, step=step)
         self.ranks.say(evaluation_line(record))
-        if record["step"] == 0 and record["truncated"] > COLLAPSE_TRUNCATION:
-            name = "answer_budget" if self.flags.length_control == "interruption" else "max_budget"
-            self.ranks.say(
-                f"Warning: {record['truncated']:.0%} of completions are truncated before any training; "
-                f"raise --{name}, which is {getattr(self.flags, name)}."
-            )
 
 
 def figures(groups: Sequence[Sequence[Rollout]]) -> Record:

@@ -29,7 +29,7 @@ BOUNDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
 SEAMS: dict[str, tuple[tuple[str, ...], str]] = {
     "loss": (tuple(LOSSES), "logprobs, behaviour_logprobs, advantages, mask"),
     "engine": (("auto", "vllm", "torch"), "model, stop_ids, max_model_len, flags"),
-    "task": ((), "seed, held_out, rarity"),
+    "task": ((), "seed, held_out"),
     "reward": (("task", "math", "exact", "shuffled"), "prompt, completion, answer"),
 }
 
@@ -51,7 +51,7 @@ def flag(default: Any, text: str, *, section: str = "", only_with: str = "", **b
 
 
 VLLM = "engine auto vllm module:function"
-WHOLE_BATCHES = "dynamic_sampling False"  # dynamic sampling takes groups one by one
+WHOLE_BATCHES = "zero_variance drop keep"  # `replace` takes groups one by one
 PENALTY = "length_control penalty penalty_all"
 
 
@@ -86,21 +86,16 @@ class Flags:
         "`graded` or `discover` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG[:SPLIT]][:REWARD],...",
         section="Prompts and rewards.",
     )
-    task: str = flag("", "In place of --dataset: your own module:function(seed, held_out, rarity) -> a Task.")
-    rarity: int = flag(50, "One in this many completions of the first model of `discover` thinks.", at_least=1)
+    task: str = flag("", "In place of --dataset: your own module:function(seed, held_out) -> a Task.")
     eval_dataset: str = flag("", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...")
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
     answer_column: str = flag("", "Column of the answer; empty looks for the usual names.")
     prompt_template: str = flag("{prompt}", "Text around the prompt.")
     apply_chat_template: bool = flag(True, "Put prompts into the tokenizer's chat template, if it has one.")
     held_out: int = flag(256, "Prompts of each data set that are evaluated and never trained on.", at_least=1)
-    max_prompt_tokens: int = flag(2048, "Longer prompts are left out and counted.", at_least=1)
     reward: str = flag("task", "`task` (exact or math), `math`, `exact`, `shuffled`, or your own module:function.")
-    reward_workers: int = flag(2, "Processes that judge answers to data sets.", at_least=1)
-    reward_timeout: float = flag(8.0, "Seconds for one answer, then its worker is replaced.", above=0)
     thinking: str = flag("auto", "`true`, `false`, `auto` (true if it knows </think>), or the text that ends thinking.")
     interruption_phrase: str = flag("", "Text appended to thinking that is cut; empty means the paper's.")
-    stop_tokens: str = flag("", "Comma-separated tokens that end a completion; empty finds them from the tokenizer.")
 
     schedule: Literal["pipeline", "ppo_off_policy"] = flag(
         "pipeline", "PipelineRL-k or PPO-off-policy-k.", section="Asynchrony (section 3.1)."
@@ -111,16 +106,13 @@ class Flags:
     min_ready: int = flag(0, "Groups that wait ready: lag + min_ready / B.", only_with=WHOLE_BATCHES, at_least=0)
     engine: str = flag("auto", "`auto`: vllm where it can be imported, else `torch`; or your own module:Class.")
     max_num_seqs: int = flag(256, "Requests inside the engine at once.", at_least=1)
-    weight_channel: Literal["auto", "file"] = flag("auto", "New weights: `file`, in shared memory.", only_with=VLLM)
     engine_args: str = flag("", 'vLLM\'s own arguments, a JSON object: {"tensor_parallel_size": 2}.', only_with=VLLM)
 
-    zero_variance_filter: bool = flag(
-        True,
-        "Drop groups with equal rewards from loss and denominators.",
-        only_with="dynamic_sampling False",
+    zero_variance: Literal["drop", "keep", "replace"] = flag(
+        "drop",
+        "Groups with equal rewards: dropped from loss and denominators, kept, or replaced (DAPO's dynamic sampling).",
         section="Which prompts and rollouts train (section 3.2).",
     )
-    dynamic_sampling: bool = flag(False, "DAPO instead: replace such groups until the batch is full.")
     pass_rate_threshold: float = flag(0.9, "Retire prompts solved this often; above 1 none ever is.", above=0)
     truncated_rollouts: Literal["keep", "drop"] = flag("keep", "Rollouts cut at the cap: judged, or not trained.")  # O3
 
@@ -270,17 +262,14 @@ def length(flags: Flags) -> Iterator[str]:
 def data(flags: Flags) -> Iterator[str]:
     """Groups without a gradient, prompts that no model can read, rewards that nobody gives."""
     other_terms = flags.kl_coef > 0 or flags.entropy_coef > 0
-    needs_variance = flags.zero_variance_filter or flags.dynamic_sampling
-    if flags.rollouts == 1 and flags.max_steps and (needs_variance or not other_terms):
+    if flags.rollouts == 1 and flags.max_steps and not (flags.zero_variance == "keep" and other_terms):
         yield "--rollouts 1 trains nothing: a group of one has no advantage; use 2 or more."
-    if flags.dynamic_sampling and flags.reward == "shuffled":
-        yield "--dynamic_sampling looks at true rewards; use --reward task with it."
+    if flags.zero_variance == "replace" and flags.reward == "shuffled":
+        yield "--zero_variance replace looks at true rewards; use --reward task with it."
     if flags.task and flags.dataset != DEFAULTS["dataset"]:
         yield f"--task {flags.task} takes the place of --dataset {flags.dataset}; leave out one of the two."
     if not flags.task and flags.dataset == "discover" and flags.model:
         yield f"--dataset discover has a first model of its own; leave out --model {flags.model}."
-    if not flags.task and flags.dataset != "discover" and flags.rarity != DEFAULTS["rarity"]:
-        yield f"--rarity {flags.rarity} is of `discover`; leave it out, or add --dataset discover."
     if not flags.from_data_sets:
         if flags.reward not in ("task", "shuffled"):
             yield f"--reward {flags.reward} judges data sets; other tasks have `task` and `shuffled`."

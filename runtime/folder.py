@@ -1,8 +1,9 @@
 """A run's folder: one process at a time, logs that are written line by line, checkpoints that are whole or absent.
 
 run.py says who writes which file. A checkpoint is written to a temporary folder, flushed to disk and renamed, so that
-one that exists is complete. Its `state.json` lists the other files with their sizes, so that one that was damaged later
-is recognized, and how long the logs were, so that a resumed run takes off what they gained after it.
+one that exists is complete. Its `state.json` lists the other files with their sizes and has a hash of itself, so that
+one that was damaged later is recognized. It has the lengths of the logs and their hashes, too: a resumed run takes off
+what they gained after it.
 """
 
 import json
@@ -13,6 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -62,9 +64,9 @@ class Progress:
 
     def load_state_dict(self, state: Record) -> None:
         """Goes on where `state` was saved."""
-        self.step = int(state["step"])
-        self.version = int(state["version"])
-        self.evaluated = int(state["evaluated"])
+        self.step = state["step"]
+        self.version = state["version"]
+        self.evaluated = state["evaluated"]
         generator, internal, gauss = state["random"]
         self.rng.setstate((generator, tuple(internal), gauss))
 
@@ -117,9 +119,11 @@ class Folder:
     def append(self, name: str, record: Record) -> None:
         """One more line of `name`, with null for a number that is not finite: JSON has no NaN, and other readers refuse
         the whole line. Raises RunFailed if the disk is full."""
-        finite = {key: None if is_not_finite(value) else value for key, value in record.items()}
+        for key, value in record.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                record = record | {key: None}
         with writing(self.path / name), (self.path / name).open("a") as file:
-            file.write(json.dumps(finite) + "\n")
+            file.write(json.dumps(record) + "\n")
 
     def replace(self, name: str, text: str) -> None:
         """Replaces the file `name`: a stop leaves either the old file or the new one."""
@@ -127,29 +131,33 @@ class Folder:
         new.write_text(text)
         new.replace(self.path / name)
 
-    def read(self, name: str, length: int | None = None) -> list[Record]:
-        """All records of `name`, or of its first `length` bytes; none if it does not exist. A last line that is cut
-        short is left out: its writer was killed, or is writing it now. Raises ValueError for a line that is no
-        record."""
+    def read(self, name: str) -> list[Record]:
+        """All records of `name`; none if it does not exist. A last line that is cut short is left out: its writer was
+        killed, or is writing it now."""
+        return [json.loads(line) for line in self.content(name).split(b"\n")[:-1]]
+
+    def content(self, name: str) -> bytes:
+        """What is in the log `name`; nothing if it does not exist."""
         file = self.path / name
-        if not file.exists():
-            return []
-        records = [json.loads(line) for line in file.read_bytes()[:length].split(b"\n")[:-1]]
-        if not all(isinstance(record, dict) for record in records):
-            raise ValueError("a line is no JSON object")
-        return records
+        return file.read_bytes() if file.exists() else b""
 
-    def lengths(self) -> dict[str, int]:
-        """Bytes in each log, for a checkpoint."""
-        files = [self.path / name for name in LOGS]
-        return {file.name: file.stat().st_size if file.exists() else 0 for file in files}
+    def logs(self) -> Record:
+        """Of each log its length in bytes and their hash, for a checkpoint."""
+        contents = {name: self.content(name) for name in LOGS}
+        return {name: [len(content), sha256(content).hexdigest()] for name, content in contents.items()}
 
-    def cut_back(self, lengths: dict[str, int]) -> None:
-        """Takes off what the logs gained after a checkpoint, so that no step appears twice, and a line that is cut
-        short."""
-        for file in (self.path / name for name in LOGS):
-            if file.exists():
-                os.truncate(file, file.read_bytes()[: lengths[file.name]].rfind(b"\n") + 1)
+    def check_logs(self, logs: Record) -> None:
+        """Raises UsageError for a log that no longer begins as it was when a checkpoint was written."""
+        for name, (length, digest) in logs.items():
+            with reading(self.path / name):
+                if sha256(self.content(name)[:length]).hexdigest() != digest:
+                    raise ValueError("it is another than the checkpoint knows")
+
+    def cut_back(self, logs: Record) -> None:
+        """Takes off what the logs gained after a checkpoint, so that no step appears twice."""
+        for name, (length, _) in logs.items():
+            if (self.path / name).exists():
+                os.truncate(self.path / name, length)
 
     # ------------------------------------------------------------------------------------------------- checkpoints
 
@@ -167,17 +175,18 @@ class Folder:
         past a damaged checkpoint."""
         files = [file for file in temporary.rglob("*") if file.is_file()]
         sizes = {str(file.relative_to(temporary)): file.stat().st_size for file in files}
-        (temporary / "state.json").write_text(json.dumps(state | {"logs": self.lengths(), "files": sizes}))
+        state = signed(state | {"logs": self.logs(), "files": sizes})
+        (temporary / "state.json").write_text(json.dumps(state))
         for file in [*temporary.rglob("*"), *(self.path / name for name in LOGS), temporary]:
             flush(file)
         final = self._checkpoints / f"step-{step:06d}"
         swap(temporary, final)
         flush(self._checkpoints)
         checkpoints = self.checkpoints()
-        earlier = checkpoints[: checkpoints.index(final)]
-        newest = [folder for folder in earlier if whole_state(folder)] + [final]
+        earlier = checkpoints[: checkpoints.index(final) + 1]
+        newest = list(filter(whole_state, earlier))[-KEEP:]
         for folder in checkpoints:
-            if folder not in newest[-KEEP:]:
+            if folder not in newest:
                 remove(folder)
         return final
 
@@ -225,34 +234,21 @@ def problem_of_folder(flags: Flags) -> str:
     return ""
 
 
+def signed(state: Record) -> Record:
+    """`state` with the hash of all else in it, by which a state.json that was changed is recognized."""
+    rest = {name: value for name, value in state.items() if name != "hash"}
+    return rest | {"hash": sha256(json.dumps(rest).encode()).hexdigest()}
+
+
 def whole_state(folder: Path) -> Record | None:
-    """The state of a checkpoint whose files all have the sizes that it was written with, else None."""
+    """The state of a checkpoint as it was written, with all its files at their sizes, else None."""
     try:
         state = json.loads((folder / "state.json").read_text())
         sizes = {name: (folder / name).stat().st_size for name in state["files"]}
+        is_whole = sizes == state["files"] and signed(state)["hash"] == state["hash"]
     except UNREADABLE:
         return None
-    return state if sizes == state["files"] else None
-
-
-def check_numbers(checkpoint: Path, state: Record) -> None:
-    """Raises one of UNREADABLE for numbers of a state.json that no run writes."""
-    step, prompts = state["step"], state["prompts"]
-    counts = [step, state["version"], state["evaluated"] + 1, prompts["epoch"], prompts["position"]]
-    counts += [state["logs"][name] for name in LOGS]
-    for _, solved, rollouts in state["history"]["counts"]:
-        counts += [solved, rollouts]
-    if not all(type(count) is int and count >= 0 for count in counts):
-        raise ValueError("a count is no count")
-    if not all(0 <= value < math.inf for value in state["compute"].values()):
-        raise ValueError("compute is not finite")
-    if step != int(checkpoint.name[5:]) or max(state["version"], state["evaluated"]) > step:
-        raise ValueError(f"it is of step {step}")
-
-
-def is_not_finite(value: Any) -> bool:
-    """Whether this is a NaN or an infinity."""
-    return isinstance(value, float) and not math.isfinite(value)
+    return state if is_whole else None
 
 
 def swap(new: Path, final: Path) -> None:

@@ -89,7 +89,7 @@ def load_model(flags: Flags, folder: str, longest: int) -> PreTrainedModel:
     if not apart:
         raise UsageError(
             f"--model {folder}: rows of {longest} tokens change the log-probs of shorter rows beside them (as with "
-            "longrope or dynamic rotary scaling); lower --max_budget and --max_prompt_tokens, or take another model."
+            "longrope or dynamic rotary scaling); lower --max_budget, or take another model."
         )
     if flags.gradient_checkpointing and not recompute_layers(model):
         raise UsageError(f"--gradient_checkpointing true: {type(model).__name__} has no layers for it; leave it out.")

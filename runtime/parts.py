@@ -176,7 +176,7 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
     if flags.task or flags.dataset in BUILT_IN:
         make = own_code(flags, "task") if flags.task else warm_start.TASKS[flags.dataset]
         try:
-            task = make(flags.seed, flags.held_out, flags.rarity)
+            task = make(flags.seed, flags.held_out)
         except ValueError as error:
             raise UsageError(f"--held_out {flags.held_out}: {error}.") from error
         except Exception as error:  # somebody's function, which may raise anything
@@ -197,10 +197,8 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
         prompt_template=flags.prompt_template,
         apply_chat_template=flags.apply_chat_template,
         thinking=flags.thinking,
-        stop_tokens=flags.stop_tokens,
         interruption_phrase=flags.interruption_phrase,
         held_out=flags.held_out,
-        max_prompt_tokens=flags.max_prompt_tokens,
     )
     try:
         return data_sets.load_dataset_task(
@@ -208,8 +206,6 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
             tokenizer,
             options,
             reward="math" if flags.reward in ("task", "shuffled") else flags.reward,
-            reward_workers=flags.reward_workers,
-            reward_timeout=flags.reward_timeout,
             eval_dataset=flags.eval_dataset,
             judge=judge,
         )
@@ -237,7 +233,7 @@ def check_model(flags: Flags, model: Any, task: Task, longest: int) -> None:
     if longest > context:
         raise UsageError(
             f"--max_budget {flags.max_budget}: the longest prompt and completion take {longest} tokens, the model's "
-            f"context has {context}; lower --max_budget, --answer_budget or --max_prompt_tokens."
+            f"context has {context}; lower --max_budget or --answer_budget."
         )
     ids = {*task.stop_ids, *task.phrase_ids, *task.end_of_thinking_ids}
     for problem in [*task.train, *task.held_out]:

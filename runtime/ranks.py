@@ -11,8 +11,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from tqdm import tqdm
-
 from runtime.generator import EngineFailed, Generator, StopRequested
 from runtime.weights import Channel, Weights
 from tasks.prompts import Problem
@@ -70,12 +68,11 @@ class Ranks:
         return value
 
     def say(self, line: str) -> None:
-        """Prints on rank 0, above the progress bar. If nobody reads any more, the run goes on in silence."""
+        """Prints on rank 0. If nobody reads any more, the run goes on in silence."""
         if not self.main:
             return
         try:
-            tqdm.write(line)
-            sys.stdout.flush()
+            print(line, flush=True)
         except OSError:  # the reader of a pipe has ended, or the terminal is closed
             silence(sys.stdout)
 

@@ -6,17 +6,16 @@ Those of an evaluation are in evaluation.py.
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 import length_control
 from pipeline_rl import Group, Rollout, lags
-from runtime.command_line import OF_ONE_CALL
 from runtime.flags import VERSION, Flags
 from runtime.folder import Folder, Progress, Record
 from runtime.generator import Generator
@@ -26,10 +25,6 @@ from tasks.prompts import PromptStream, Task
 
 LOW_ENTROPY = 1e-3  # nats per token
 EMPTY_STEPS = 3  # in a row
-READ_AT_END = {  # numbers of the logs
-    "metrics.jsonl": ("seconds", "trainer_idle", "generator_idle", "sync_seconds", "lag_mean", "lag_max"),
-    "eval.jsonl": ("step", "tokens", "device_hours", "pass_rate", "n_prompts", "n_samples"),
-}
 UNFINISHED = 0.5  # share of completions whose thinking never ended
 
 
@@ -40,9 +35,10 @@ class Clock:
     generator: Generator
     parameters: int  # P, those that each token is multiplied with
     devices: int  # accelerators in use on both sides, or CPU cores
-    past: dict[str, float]  # what a run before a resume had used
+    past: Mapping[str, float]  # what a run before a resume had used
 
     def __post_init__(self) -> None:
+        self.past = Counter(self.past)  # 0 for what is not in it
         self.started = time.monotonic()
         self.trained_tokens = 0  # tokens in the loss
         self.forward_tokens = 0  # prompt + completion tokens in the trainer's forward and backward passes
@@ -50,7 +46,7 @@ class Clock:
 
     def hours(self) -> float:
         """Wall time with evaluation, also that of the run before a resume."""
-        return self.past.get("hours", 0.0) + (time.monotonic() - self.started) / 3600
+        return self.past["hours"] + (time.monotonic() - self.started) / 3600
 
     def now(self) -> dict[str, float]:
         """tokens (all that were sampled, dropped ones too), trained_tokens, flops, device_hours."""
@@ -60,17 +56,17 @@ class Clock:
         generated = 2 * self.parameters * (counters.prefilled + counters.sampled)
         trained = self.parameters * (6 * self.forward_tokens + 2 * self.extra_forward_tokens)
         return {
-            "tokens": self.past.get("tokens", 0) + counters.sampled,
-            "trained_tokens": self.past.get("trained_tokens", 0) + self.trained_tokens,
-            "flops": self.past.get("flops", 0) + generated + trained,
-            "device_hours": self.past.get("device_hours", 0.0) + seconds * self.devices / 3600,
+            "tokens": self.past["tokens"] + counters.sampled,
+            "trained_tokens": self.past["trained_tokens"] + self.trained_tokens,
+            "flops": self.past["flops"] + generated + trained,
+            "device_hours": self.past["device_hours"] + seconds * self.devices / 3600,
         }
 
 
 @dataclass(eq=False)
 class Recorder:
     """Measures, prints and writes on rank 0; on the other ranks it does nothing. `clock` is there once the engine is
-    up, `bar` once the logs are open."""
+    up."""
 
     flags: Flags
     ranks: Ranks
@@ -95,30 +91,15 @@ class Recorder:
             self.last_record_time = time.monotonic()
 
     def open(self, step: int) -> None:
-        """Writes the flags, says which of them a resumed run has changed, and shows the progress bar."""
+        """Writes the flags."""
         settings = vars(self.flags)
         path = str(self.folder.path)
         if self.ranks.main:
-            config = self.folder.path / "config.json"
-            earlier = json.loads(config.read_text()) if config.exists() else {}
-            for name, value in settings.items():
-                if name not in OF_ONE_CALL and earlier.get(name, value) != value:
-                    self.ranks.say(f"--{name} is now {value} (it was {earlier[name]})")
             self.folder.replace("config.json", json.dumps({"version": VERSION} | settings, indent=1))
             self.folder.append("metrics.jsonl", {"config": settings})  # once more after each resume
-            self.bar = tqdm(total=self.flags.max_steps, initial=step, unit="step", disable=None, leave=False)
         name = f"{path} from step {step}" if step else path  # no tracker takes steps back
         options = {"trackio": {"name": name}, "wandb": {"name": name, "dir": path}}
         self.ranks.accelerator.init_trackers("scalerl", config=settings, init_kwargs=options)
-
-    def read_earlier_run(self, name: str, length: int) -> None:
-        """Takes the last mismatch from the first `length` bytes of a log. Raises for what the end could not read."""
-        for record in self.folder.read(name, length):
-            self.mismatch = record.get("mismatch_rms", self.mismatch)
-            numbers = READ_AT_END.get(name, ()) if "step" in record or name == "eval.jsonl" else ()
-            for value in (self.mismatch or 0, *(record[number] for number in numbers)):
-                if not isinstance(value, int | float):
-                    raise TypeError(f"{value!r} is no number")
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -139,7 +120,7 @@ class Recorder:
         metrics: Record = {"reward": rewards.mean().item()}
         metrics |= rates([rollout for group in every_group for rollout in group.rollouts])
         metrics["zero_variance_groups"] = int((~varied).sum()) // self.flags.rollouts
-        if self.flags.dynamic_sampling:
+        if self.flags.zero_variance == "replace":
             metrics["offered"] = len(every_group)
             metrics["discarded_groups"] = len(discarded)
         metrics["groups"] = []
@@ -180,8 +161,6 @@ class Recorder:
         self.folder.append("metrics.jsonl", record)
         numbers = {name: value for name, value in record.items() if isinstance(value, int | float) and name != "step"}
         self.ranks.accelerator.log(numbers, step=progress.step)
-        with suppress(OSError):  # the terminal is closed
-            self.bar.update()
         for line in [step_line(record), *warnings_of(record, self.empty_steps)]:
             self.ranks.say(line)
 
@@ -214,11 +193,6 @@ class Recorder:
         }
         self.counters, self.last_record_time, self.wait_seconds = counters, now, 0.0
         return result
-
-    def close(self) -> None:
-        """Takes the progress bar away."""
-        with suppress(OSError):
-            self.bar.close()
 
     def table(self) -> str:
         """At the end: compute, waiting, lag, and where the files are."""

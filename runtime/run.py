@@ -17,8 +17,8 @@ far, and how long the logs were. Nothing that was sampled is saved. The prompts 
 and a resumed run samples them again before all others, in their old order. These begin anew at a resume: the counts of
 bad and of empty steps in a row, and the random state of the thinking budgets.
 
-Resume only folders of your own. Loading a checkpoint runs no code that its tensors may contain, but the flags in
-config.json may name code: a `reward` of yours, a class in `engine_args`.
+Resume only folders of your own. Loading a checkpoint runs no code that its tensors may contain, and flags that can run
+code must be given again.
 """
 
 import json
@@ -32,24 +32,11 @@ from typing import Any
 
 import torch
 
-from runtime.command_line import lr_note, parse_flags
+from runtime.command_line import parse_flags
 from runtime.engine_flags import choose_engine
 from runtime.evaluation import law
 from runtime.flags import UsageError, check_flags, with_flag_names
-from runtime.folder import (
-    LOGS,
-    UNREADABLE,
-    Folder,
-    Progress,
-    Record,
-    RunFailed,
-    check_folder,
-    check_numbers,
-    reading,
-    remove,
-    swap,
-    writing,
-)
+from runtime.folder import UNREADABLE, Folder, Progress, Record, RunFailed, check_folder, remove, swap, writing
 from runtime.generator import EngineDied, EngineFailed, GeneratorFailed, StopRequested
 from runtime.parts import Run
 from runtime.ranks import Ranks, report_fault
@@ -70,7 +57,9 @@ def run_program(loop: Callable[[Run], None], argv: Sequence[str], description: s
             stream.reconfigure(errors="replace")  # a terminal may have ASCII only
     try:
         flags = parse_flags(argv, description)
-        messages = [*check_flags(flags), *choose_engine(flags), lr_note(flags)]
+        messages = [*check_flags(flags), *choose_engine(flags)]
+        if flags.pretrained:
+            messages.append(f"--lr {flags.lr:g} (the paper's 8B: 5e-7; `make -C lab real`, 135M: 1e-5)")
         check_folder(flags)  # comes last: a folder hides no other fault
         if os.environ.get("RANK", "0") == "0":
             print("\n".join(messages))
@@ -193,7 +182,6 @@ def end(run: Run) -> None:
     check_weights(run)
     save_model(run)
     if run.ranks.main:
-        run.recorder.close()
         run.ranks.say(f"{law(run.folder, run.recorder.device)}\n{run.recorder.table()}")
 
 
@@ -271,10 +259,11 @@ def state_of(run: Run) -> Record:
     in_flight = [*(group.problem for group in run.progress.taken), *flying]
     stream["first"] = [problem.key for problem in in_flight] + stream["first"]
     compute = clock.now() | {"hours": clock.hours()}
-    return run.progress.state_dict() | {"history": run.history.state_dict(), "prompts": stream, "compute": compute}
+    state = {"history": run.history.state_dict(), "prompts": stream, "compute": compute}
+    return run.progress.state_dict() | state | {"mismatch": run.recorder.mismatch}
 
 
-def resume(run: Run) -> dict[str, int]:
+def resume(run: Run) -> Record:
     """Loads the newest complete checkpoint. Returns how long the logs were then; what they gained after it is taken off
     once the engine is up. Raises UsageError, and then has changed no file."""
     newest = run.folder.newest_checkpoint()
@@ -285,11 +274,8 @@ def resume(run: Run) -> dict[str, int]:
         )
     checkpoint, state = newest
     load_tensors(run.ranks.accelerator, checkpoint)
-    with reading(checkpoint / "state.json"):
-        load_state(run, checkpoint, state)
-    for name in LOGS:
-        with reading(run.folder.path / name):
-            run.recorder.read_earlier_run(name, state["logs"][name])
+    load_state(run, checkpoint, state)
+    run.folder.check_logs(state["logs"])
     run.ranks.say(f"resumed from {checkpoint}; {len(run.prompts.first)} prompts that were in flight come first")
     step, last = run.progress.step, run.flags.max_steps
     if step >= last:
@@ -312,7 +298,6 @@ def load_tensors(accelerator: Any, checkpoint: Path) -> None:
 
 def load_state(run: Run, checkpoint: Path, state: Record) -> None:
     """Takes over `state`, a checkpoint's state.json. Raises UsageError if the prompts or the threshold are others."""
-    check_numbers(checkpoint, state)
     history = state["history"]
     used = {*state["prompts"]["first"], *(key for key, _, _ in history["counts"]), *history["retired"]}
     if not used <= {problem.key for problem in run.task.train}:
@@ -328,3 +313,4 @@ def load_state(run: Run, checkpoint: Path, state: Record) -> None:
     run.prompts.load_state_dict(state["prompts"])
     run.progress.load_state_dict(state)
     run.progress.compute = dict(state["compute"])
+    run.recorder.mismatch = state["mismatch"]

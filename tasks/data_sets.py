@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -88,7 +89,7 @@ class DatasetTask(Task):
                 skipped["unreadable_answer"] += 1
             elif not ids:
                 skipped["prompt_without_tokens"] += 1
-            elif options.max_prompt_tokens is not None and len(ids) > options.max_prompt_tokens:
+            elif len(ids) > options.max_prompt_tokens:
                 skipped["prompt_too_long"] += 1
             else:
                 problems[key] = Problem(key, tuple(ids), row.answer, name)
@@ -201,7 +202,7 @@ def load_dataset_task(
     options: PromptOptions,
     *,
     reward: str = "math",
-    reward_workers: int = 2,
+    reward_workers: int = max(2, (os.cpu_count() or 2) // 2),
     reward_timeout: float = 8.0,
     eval_dataset: str = "",
     judge: bool = True,

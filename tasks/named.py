@@ -35,15 +35,9 @@ def named(option: str, name: str, arguments: str) -> Any:
     try:
         signature.bind(*arguments.split(", "))
     except TypeError as error:
-        takes = f"it is called with ({arguments}), and takes {without_types(signature)}"
+        takes = f"it is called with ({arguments}), and takes {signature}"
         raise ValueError(f"`{option}` {name}: {takes}.") from error
     return function
-
-
-def without_types(signature: inspect.Signature) -> inspect.Signature:
-    """The names, stars and defaults of the parameters alone."""
-    parameters = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
-    return signature.replace(parameters=parameters, return_annotation=signature.empty)
 
 
 def place_of(error: BaseException) -> str:

@@ -40,9 +40,8 @@ class PromptOptions:
     `prompt_template` is put around the prompt's text and holds `{prompt}`; `apply_chat_template` uses the tokenizer's
     chat template if it has one. `thinking` "false": the model answers at once, and the whole completion is judged;
     "true", or the text that ends it: it thinks, and what follows is judged; "auto": see tokens.py.
-    `interruption_phrase` and `stop_tokens` are taken from the tokenizer where they are empty. Prompts longer than
-    `max_prompt_tokens` are left out. `held_out` prompts of each data set are kept for evaluation, or fewer where some
-    of these are left out.
+    `interruption_phrase` is the paper's where it is empty. Prompts longer than `max_prompt_tokens` are left out and
+    counted. `held_out` prompts of each data set are kept for evaluation, or fewer where some of these are left out.
     """
 
     prompt_column: str = ""
@@ -51,9 +50,8 @@ class PromptOptions:
     apply_chat_template: bool = True
     thinking: str = "auto"
     interruption_phrase: str = ""
-    stop_tokens: str = ""
     held_out: int = 256
-    max_prompt_tokens: int | None = None
+    max_prompt_tokens: int = 2048
 
 
 # Finds or makes the model that a run begins with: folder or hub id, from a folder in which what was made is kept, and a

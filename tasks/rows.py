@@ -42,8 +42,7 @@ def parse_data_sets(text: str) -> list[DataSet]:
         "my/set::test"                    reads another split than `train`
         "a.jsonl:exact,my/set:main:math"  judges the first by `exact`, the second as math
 
-    Raises ValueError on a part without a name or with `=`, unless it is a file that is there, on a data set that is
-    named twice, and on a split of a file.
+    Raises ValueError on a part without a name, on a data set that is named twice, and on a split of a file.
     """
     data_sets = [parse_data_set(part.strip()) for part in text.split(",")]
     names = [data.name for data in data_sets]
@@ -56,7 +55,7 @@ def parse_data_set(text: str) -> DataSet:
     """One of the parts that `parse_data_sets` reads."""
     names, reward = split_reward(text)
     name, config, split = [*names.split(":", 2), "", ""][:3]  # a split may hold a colon: train[:100]
-    if not name or has_stray_equals(text):
+    if not name:
         raise ValueError(f"`dataset` must be NAME[:CONFIG[:SPLIT]][:REWARD],... got {text!r}")
     if ":" in names and (Path(name).suffix in FILE_KINDS or Path(name).is_file()):
         raise ValueError(f"`dataset` {names}: a file has no configuration and no split; give name and reward only")
@@ -69,11 +68,6 @@ def split_reward(text: str) -> tuple[str, str | None]:
     return (names, last) if last in VERIFIERS else (text, None)
 
 
-def has_stray_equals(text: str) -> bool:
-    """Whether a part has `=` and is no file with such a name: then the name of an evaluation set is too many."""
-    return "=" in text and not Path(split_reward(text)[0]).is_file()
-
-
 def parse_eval_sets(text: str) -> dict[str, DataSet]:
     """{name: data set} of `NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...`, in the same order; the names are the user's own.
 
@@ -84,7 +78,7 @@ def parse_eval_sets(text: str) -> dict[str, DataSet]:
     data_sets: dict[str, DataSet] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, _, data = map(str.strip, part.partition("="))
-        if not re.fullmatch(r"[\w.-]+", name) or not data or has_stray_equals(data):
+        if not re.fullmatch(r"[\w.-]+", name) or not data:
             raise ValueError(f"`eval_dataset` must be NAME=DATA[:CONFIG[:SPLIT]][:REWARD],... got {part!r}")
         if name in data_sets:
             raise ValueError(f"`eval_dataset` has the name {name} twice; give each set its own")
@@ -215,15 +209,13 @@ def field_of(row: JsonObject, column: str) -> object:
 
 def find_column(rows: Sequence[JsonObject], column: str, known: Sequence[str], name: str, option: str) -> str:
     """`column` if it is not empty, or else the first of the `known` ones that any row has. Raises ValueError if there
-    is none, with the `option` to change and ten columns that are there, in characters that no terminal obeys."""
+    is none, with the `option` to change and the first columns that are there."""
     choices = [column] if column else known
     for choice in choices:
         if any(field_of(row, choice) is not None for row in rows):
             return choice
     columns = sorted({str(key) for row in rows[:100] for key in row})
-    listed = ", ".join(repr(column[:50])[1:-1] for column in columns[:10]) or "none at all"
-    if len(columns) > 10:
-        listed += f" and {len(columns) - 10:,} more"
+    listed = ", ".join(columns)[:300] or "none at all"
     raise ValueError(
         f"`dataset` {name}: no row has {', '.join(choices)}; its columns are {listed}; name the right one with "
         f"`{option}`"

@@ -57,9 +57,11 @@ def find_endings(tokenizer: PreTrainedTokenizerBase, options: PromptOptions) -> 
     phrase = options.interruption_phrase or PHRASE.removesuffix("</think>") + end
     if not phrase.endswith(end):
         raise ValueError(f"`interruption_phrase` must end with the end of thinking {end!r}, got {phrase!r}")
-    stops = named_stop_ids(tokenizer, options.stop_tokens) if options.stop_tokens else default_stop_ids(tokenizer)
+    stops = stop_ids(tokenizer)
     if not stops:
-        raise ValueError("the tokenizer has no end-of-sequence token; name one with `stop_tokens`")
+        raise ValueError(
+            "`model`: its tokenizer has no end-of-sequence token; set `eos_token` in tokenizer_config.json"
+        )
     if not end:
         return Endings(stops, "", (), (), None)
     end_ids = encode(tokenizer, end)
@@ -89,7 +91,7 @@ def encoding(what: str) -> Iterator[None]:
         ) from error
 
 
-def default_stop_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def stop_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The tokenizer's end of sequence and those of the generation_config.json in its folder (chat models have two), or
     of config.json where there is none, as in transformers."""
     from transformers import GenerationConfig, PretrainedConfig
@@ -103,19 +105,6 @@ def default_stop_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
             more = PretrainedConfig.get_config_dict(folder)[0].get("eos_token_id")
     ids = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
     return tuple(dict.fromkeys(i for i in ids if i is not None))
-
-
-def named_stop_ids(tokenizer: PreTrainedTokenizerBase, names: str) -> tuple[int, ...]:
-    """Ids of the comma-separated tokens `names`. Raises ValueError for one that the tokenizer does not know."""
-    vocabulary = tokenizer.get_vocab()
-    tokens = [name.strip() for name in names.split(",")]
-    unknown = [token for token in tokens if token not in vocabulary]
-    if unknown:
-        raise ValueError(
-            f"`stop_tokens`: the tokenizer has no token {', '.join(map(repr, unknown))}; name single "
-            "tokens as its vocabulary writes them, separated by commas"
-        )
-    return tuple(vocabulary[token] for token in tokens)
 
 
 def end_in_text(tokenizer: PreTrainedTokenizerBase, mark: str) -> Callable[[Sequence[int]], int | None]:

@@ -290,14 +290,14 @@ def warm_start(
     return folder
 
 
-def graded(seed: int, held_out: int, rarity: int) -> ChainTask:
+def graded(seed: int, held_out: int) -> ChainTask:
     """The default task. Each seed has a first model of its own, so that runs differ in all that a seed decides."""
     task = arithmetic.graded_task(seed, held_out_size=held_out)
     task.first_model = first_model(WarmStart(), seed)
     return task
 
 
-def discover(seed: int, held_out: int, rarity: int) -> ChainTask:
+def discover(seed: int, held_out: int, rarity: int = 50) -> ChainTask:
     """The task whose first model thinks in one completion of `rarity`."""
     task = ChainTask(seed, arithmetic.DISCOVER_POOL, held_out)
     task.first_model = first_model(WarmStart(demonstrations=replace(DISCOVER, rarity=rarity)))
@@ -309,4 +309,4 @@ def first_model(settings: WarmStart, seed: int = 0) -> FirstModel:
     return lambda cache, report: warm_start(cache, seed=seed, settings=settings, report=report)
 
 
-TASKS: dict[str, Callable[[int, int, int], ChainTask]] = {"graded": graded, "discover": discover}
+TASKS: dict[str, Callable[[int, int], ChainTask]] = {"graded": graded, "discover": discover}

@@ -97,7 +97,7 @@ def test_an_engine_of_ones_own_is_named_on_the_command_line(tmp_path, monkeypatc
     (tmp_path / "my_engine.py").write_text(textwrap.dedent(MINE))
     monkeypatch.chdir(tmp_path)
     words = "--engine my_engine:MyEngine --output_dir run --max_steps 6 --batch_prompts 2 --rollouts 2 --k 1"
-    words += " --entropy_coef 0.1 --zero_variance_filter false --held_out 2 --eval_samples 1 --eval_every 6 --max_budget 8 --min_budget 4 --answer_budget 2"
+    words += " --entropy_coef 0.1 --zero_variance keep --held_out 2 --eval_samples 1 --eval_every 6 --max_budget 8 --min_budget 4 --answer_budget 2"
     assert train.main([*words.split(), "--model", model]) == 0
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     gaps = [record["logprob_gap"] for record in records if "logprob_gap" in record]

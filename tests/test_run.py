@@ -52,7 +52,7 @@ def test_a_checkpoint_lists_every_prompt_that_was_not_trained():
     clock = SimpleNamespace(now=dict, hours=lambda: 0.5)
     run = SimpleNamespace(
         progress=progress, history=PassRateHistory(), prompts=prompts, generator=SimpleNamespace(on_main=generator),
-        recorder=SimpleNamespace(clock=clock),
+        recorder=SimpleNamespace(clock=clock, mismatch=None),
     )  # fmt: skip
     state = state_of(run)
     assert state["prompts"]["first"] == list("abcde")

@@ -7,7 +7,7 @@ from bpe import bpe_tokenizer, qwen2_tokenizer
 from length_control import PHRASE as PAPERS_PHRASE
 from length_control import Interruption
 from tasks.prompts import PromptOptions
-from tasks.tokens import default_stop_ids, encode_prompts, find_endings
+from tasks.tokens import encode_prompts, find_endings, stop_ids
 
 
 def test_the_end_of_thinking_is_found_however_it_is_tokenized():
@@ -56,20 +56,18 @@ def test_whether_a_model_thinks():
             assert endings.thinking_end([*endings.phrase_ids, 5]) == len(endings.phrase_ids)
 
 
-def test_stop_tokens_come_by_name_or_from_the_generation_config_too(tmp_path):
+def test_stop_tokens_come_from_the_generation_config_too(tmp_path):
     """Chat models end a turn with one token and a text with another; the model's generation_config.json names both."""
     from transformers import AutoTokenizer, GenerationConfig
 
     tokenizer = bpe_tokenizer()
-    named = find_endings(tokenizer, PromptOptions(stop_tokens="<|pad|>, <|end|>"))
-    assert named.stop_ids == (tokenizer.pad_token_id, tokenizer.eos_token_id)
     tokenizer.save_pretrained(tmp_path)
-    assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0,)
+    assert stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0,)
     (tmp_path / "config.json").write_text('{"eos_token_id": 5, "model_type": "qwen3"}')  # an older model has only this
-    assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 5)
+    assert stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 5)
     for ends, ids in (([7, 0], (0, 7)), (9, (0, 9))):
         GenerationConfig(eos_token_id=ends).save_pretrained(tmp_path)
-        assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == ids
+        assert stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == ids
 
 
 def test_template_and_chat_template():

@@ -56,7 +56,7 @@ def test_batch_by_hand(one_step):
 def test_the_alternatives_by_hand(one_step):
     """The ablation: std sqrt(7/12), three prompts in the average, group 1 with advantage 0. Then without a std, and
     divided by the completion budget, 18 + 4, times 8 rows."""
-    batch, record = one_step(hand_groups(), zero_variance_filter=False)
+    batch, record = one_step(hand_groups(), zero_variance="keep")
     assert batch.advantages[:2].tolist() == pytest.approx([1.5 / 0.763763, -0.5 / 0.763763], rel=1e-5)
     assert batch.advantages[4:8].tolist() == [0.0] * 4
     assert row_weights(batch) == pytest.approx([1 / 24] * 4 + [1 / 24] * 4 + [1 / 30] * 4)
@@ -85,7 +85,7 @@ def test_nothing_to_train_on_is_no_batch_and_is_counted(one_step):
     batch, record = one_step(cut, truncated_rollouts="drop")
     assert batch is None and record["truncated_dropped"] == 2 and "rows" not in record
     assert one_step(cut)[0] is not None
-    assert one_step(groups[1:2], zero_variance_filter=False)[0] is not None
+    assert one_step(groups[1:2], zero_variance="keep")[0] is not None
 
 
 def test_length_penalty_on_correct_answers_only(one_step):
@@ -164,7 +164,7 @@ def test_dynamic_sampling_fills_the_batch(run):
     """Every third group has equal rewards: it is released at once. Each step is offered the groups up to its third good
     one: D G G D G, G D G G, ... of 27 groups 9 go. What was discarded was consumed, too: it is in the history and in
     the step's pass rate."""
-    played = run(some_equal(lambda n: n % 3 == 0), dynamic_sampling=True, max_steps=6, pass_rate_threshold=2.0)
+    played = run(some_equal(lambda n: n % 3 == 0), zero_variance="replace", max_steps=6, pass_rate_threshold=2.0)
     steps, taken = played.steps, played.generator.taken
     assert [r["zero_variance_groups"] for r in steps] == [0] * 6 and [r["rows"] for r in steps] == [6] * 6
     assert played.pushes().count(("push", 3)) == 6 and played.pushes().count(("release", 1)) == 9
@@ -186,7 +186,7 @@ def test_solved_prompts_retire_and_those_in_flight_are_counted(run):
         return [1.0, 1.0] if problem.key == seen[0] else [1.0, -1.0]
 
     changes = {"batch_prompts": 1, "k": 8, "prompts": 4, "max_steps": 14, "min_ready": 8}
-    played = run({"rewards": staticmethod(rewards)}, **changes, zero_variance_filter=False)
+    played = run({"rewards": staticmethod(rewards)}, **changes, zero_variance="keep")
     history, steps = played.run.history, played.steps
     assert history.retired(seen[0]) and history.n_retired == 1 == steps[-1]["retired"]
     late = [r["retired_in_flight"] for r in steps]

@@ -52,7 +52,7 @@ from vllm_engine import VLLMEngine
 
 SETTING = "--batch_prompts 32 --max_steps 80000 --eval_every 1000000 --save_every 0".split()
 TRAIN = [sys.executable, "train.py", *SETTING]
-STILL = "--lr 1e-30 --pass_rate_threshold 2 --zero_variance_filter false".split()
+STILL = "--lr 1e-30 --pass_rate_threshold 2 --zero_variance keep".split()
 SCHEDULES = ["pipeline-8", "pipeline-1", "pipeline-0", "ppo_off_policy-1", "ppo_off_policy-8"]
 STEPS = 8  # of a turn; a multiple of every k above 1, since ppo_off_policy makes k steps at a time
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.folder import LOGS, Folder, swap
+from runtime.folder import LOGS, Folder, signed, swap
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 GONE = object()
@@ -128,7 +128,9 @@ def files(finished: Path) -> Iterator[Case]:
         if content is not None:
             file.write_bytes(content)
         if known:
-            put(checkpoint_of(run) / "state.json", ["files", name], GONE if content is None else len(content))
+            state = checkpoint_of(run) / "state.json"
+            put(state, ["files", name], GONE if content is None else len(content))
+            state.write_text(json.dumps(signed(json.loads(state.read_text()))))
 
     for name in names:
         for what, change in {

@@ -160,7 +160,7 @@ def test_a_run_with_an_evaluation_set(monkeypatch, tmp_path, model, capsys):
     run = tmp_path / "run"
     data = write_rows(tmp_path / "rows.jsonl", rows)
     own = write_rows(tmp_path / "own.jsonl", [{"prompt": f"{a} {a} {a} again", "answer": "7"} for a in range(3)])
-    flags = f"--model {model} --dataset {data} --output_dir {run} --held_out 4 --reward exact --reward_workers 1"
+    flags = f"--model {model} --dataset {data} --output_dir {run} --held_out 4 --reward exact"
     flags += " --batch_prompts 3 --rollouts 4 --max_steps 2 --eval_every 1 --save_every 1 --lr 0.01"
     assert train.main([*flags.split(), "--interruption_phrase", "time up </think>"]) == 0
     assert f"12 prompts to train on; held out: 4 of {data}; left out: no row" in capsys.readouterr().out

@@ -102,7 +102,7 @@ def test_whatever_the_generators_thread_raises_ends_the_process_and_not_the_run(
         return original(self, *args)
 
     words = "--engine torch --save_every 50 --max_steps 99 --batch_prompts 3 --rollouts 4 --k 1 --held_out 4"
-    words += " --zero_variance_filter false --max_num_seqs 16 --min_budget 3 --max_budget 4 --answer_budget 3"
+    words += " --zero_variance keep --max_num_seqs 16 --min_budget 3 --max_budget 4 --answer_budget 3"
     monkeypatch.setattr(runtime.run.signal, "signal", lambda number, handler: None)
     monkeypatch.setattr(runtime.parts, "first_model", lambda flags, ranks, task: model)
     monkeypatch.setattr(fit_sigmoid, "plot_fits", lambda fits, x, path: path.touch())
@@ -239,7 +239,7 @@ def test_three_steps_and_a_resume_as_on_windows(tmp_path, model):
     environment = os.environ | {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
     run = tmp_path / "run"
     for flags in (
-        f"--output_dir {run} --model {model} --zero_variance_filter false {SMALL}",
+        f"--output_dir {run} --model {model} --zero_variance keep {SMALL}",
         f"--resume {run} --max_steps 4",
     ):
         command = [sys.executable, str(SCRIPT), *flags.split()]

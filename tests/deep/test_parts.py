@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import accelerate
@@ -17,6 +20,8 @@ from runtime.flags import Flags, UsageError
 from runtime.folder import Folder
 from runtime.parts import Run, check_model, load_task, new_interruption
 from tasks import arithmetic, warm_start
+
+OPERATIONS = Path(__file__).resolve().parents[2] / "docs/operations.md"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +39,7 @@ def chat_model(tmp_path_factory):
 
 
 def data_flags(folder, **changes):
-    options = {"dataset": str(folder / "rows.jsonl"), "model": str(folder), "held_out": 4, "reward_workers": 1}
+    options = {"dataset": str(folder / "rows.jsonl"), "model": str(folder), "held_out": 4}
     return Flags(**options | {"reward": "exact", "interruption_phrase": "time up </think>"} | changes)
 
 
@@ -74,9 +79,25 @@ def test_flags_say_how_a_data_set_is_asked_and_judged(chat_model, changes, promp
         task.close()
 
 
-def test_what_the_tokenizer_cannot_do_is_refused_by_the_flags_name(chat_model):
-    with pytest.raises(UsageError, match="--stop_tokens: the tokenizer has no token '<end>', '</s>'"):
-        load_task(data_flags(chat_model, stop_tokens="<eos>,<end>, </s>"))
+def test_a_function_of_yours_says_what_no_flag_does(monkeypatch, tmp_path, chat_model):
+    """The one of docs/operations.md, on this model and these rows of four tokens; an end that no token has is added."""
+    [block] = re.findall("```py\n(.*?)```", OPERATIONS.read_text(), re.S)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name, limit, usable in (("mine4", 4, 12), ("mine3", 3, 0)):
+        code = block.replace('"MODEL"', repr(str(chat_model))).replace("rows.jsonl", str(chat_model / "rows.jsonl"))
+        options = f"max_prompt_tokens={limit}, interruption_phrase='time up </think>'"
+        Path(f"{name}.py").write_text(code.replace("max_prompt_tokens=8192", options))
+        flags = Flags(task=f"{name}:make", model=str(chat_model), held_out=4)
+        if not usable:
+            with pytest.raises(UsageError, match="has 0 usable prompts .*'prompt_too_long': 16"):
+                load_task(flags)
+            return
+        task = load_task(flags)
+        assert len(task.train) == usable and task.stop_ids == (arithmetic.IDS["<eos>"],)
+        ids = task.tokenizer("wait </think> 7 <eos>")["input_ids"]
+        assert task.score(task.train[0], [ids]) == [(1.0, True)]
+        task.close()
 
 
 @pytest.mark.parametrize("main", [True, False])
@@ -158,16 +179,16 @@ def test_the_generator_finds_the_end_of_thinking_as_the_task_does():
     assert new_interruption(Flags(length_control="none"), task) is None
 
 
-def test_discover_has_one_first_model_for_all_seeds_and_its_rarity_reaches_it(monkeypatch, tmp_path):
+def test_discover_has_one_first_model_for_all_seeds(monkeypatch, tmp_path):
     """Graded has one for each seed."""
     calls = []
     monkeypatch.setattr(warm_start, "warm_start", lambda folder, **k: calls.append(k) or 1 / 0)
-    for dataset, rarity, seed in (("discover", 50, 0), ("discover", 20, 3), ("graded", 50, 4)):
-        flags = Flags(output_dir=str(tmp_path), dataset=dataset, rarity=rarity, seed=seed)
+    for dataset, seed in (("discover", 0), ("discover", 3), ("graded", 4)):
+        flags = Flags(output_dir=str(tmp_path), dataset=dataset, seed=seed)
         with pytest.raises(ZeroDivisionError):
             Run(flags)
     seeds_and_rarities = [(call["seed"], call["settings"].demonstrations.rarity) for call in calls]
-    assert seeds_and_rarities == [(0, 50), (0, 20), (4, 1)] and calls[2]["settings"] == warm_start.WarmStart()
+    assert seeds_and_rarities == [(0, 50), (0, 50), (4, 1)] and calls[2]["settings"] == warm_start.WarmStart()
     assert len(load_task(Flags(dataset="discover")).train) == 128
 
 

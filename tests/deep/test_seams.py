@@ -18,7 +18,7 @@ from tasks.named import named
 ARGUMENTS = {
     "loss": "logprobs, behaviour_logprobs, advantages, mask",
     "engine": "model, stop_ids, max_model_len, flags",
-    "task": "seed, held_out, rarity",
+    "task": "seed, held_out",
     "reward": "prompt, completion, answer",
 }
 MINE = """
@@ -42,7 +42,7 @@ unwritten:f | unwritten cannot be imported (SyntaxError: invalid syntax (unwritt
 leaves:f | leaves cannot be imported (SystemExit: 7, {here}/leaves.py:1).
 mine:absent | {here}/mine.py has no 'absent'.
 mine:value | {here}/mine.py has 'value', which is no function.
-mine:one_argument | it is called with ({a}), and takes (x).
+mine:one_argument | it is called with ({a}), and takes (x: int) -> int.
 """.strip().splitlines()
 
 
@@ -73,7 +73,7 @@ def data_set(folder) -> str:
     small_model(folder / "model")
     rows = [{"prompt": f"{a} a +{b} <think>", "answer": "7 7"} for a in range(9) for b in range(1, 9)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return "--engine torch --model model --dataset rows.jsonl --reward_workers 1 --held_out 4 --interruption_phrase 'time up </think>' "
+    return "--engine torch --model model --dataset rows.jsonl --held_out 4 --interruption_phrase 'time up </think>' "
 
 
 @pytest.mark.parametrize("row", WRONG, ids=lambda row: row.split(" | ")[0])
@@ -130,7 +130,7 @@ def test_a_run_with_a_loss_of_ones_own_trains(folder, loss):
     )
     model = small_model(folder / "model")
     words = f"--engine torch --model {model} --loss {loss} --max_steps 3 --batch_prompts 2 --rollouts 4 --held_out 4"
-    assert train.main([*words.split(), "--zero_variance_filter", "false", "--output_dir", "run"]) == 0
+    assert train.main([*words.split(), "--zero_variance", "keep", "--output_dir", "run"]) == 0
     records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if "step" in record]
     assert len(steps) == 3 and all(record["updated"] == 1 for record in steps)

@@ -130,7 +130,7 @@ def test_each_further_forward_pass_is_counted(run):
 
 def test_what_a_phase_discarded_is_counted_at_its_first_step(run):
     """k B = 6 good groups of nine offered, D G G D G G D G G: three discarded ones, all right, beside the first."""
-    changes = {"dynamic_sampling": True, "schedule": "ppo_off_policy", "k": 2, "max_steps": 4}
+    changes = {"zero_variance": "replace", "schedule": "ppo_off_policy", "k": 2, "max_steps": 4}
     steps = run(some_equal(lambda n: n % 3 == 0), **changes, pass_rate_threshold=2.0).steps
     assert [(r["offered"], r["discarded_groups"], r["pass_rate"]) for r in steps] == [(6, 3, 0.75), (3, 0, 0.5)] * 2
 
@@ -146,5 +146,5 @@ def test_dynamic_sampling_looks_at_shaped_rewards(run):
         return result
 
     both = {"rewards": staticmethod(lambda n, problem: [1.0, 2.0]), "rollout": answer}
-    changes = {"dynamic_sampling": True, "length_control": "penalty", "pass_rate_threshold": 2.0, "max_steps": 2}
+    changes = {"zero_variance": "replace", "length_control": "penalty", "pass_rate_threshold": 2.0, "max_steps": 2}
     assert [(r["offered"], r["discarded_groups"], r["rows"]) for r in run(both, **changes).steps] == [(3, 0, 6)] * 2
