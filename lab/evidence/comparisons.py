@@ -53,7 +53,8 @@ class Comparison:
 HELD = {k: f"--k {k} --min_ready {(k - 1) * 32}" for k in (1, 2, 4, 8, 16)}
 HARD_LAG = f"{SHORT} {HELD[8]}"
 
-MANY_UPDATES = "--schedule ppo_off_policy --k 32 --eval_every 32"
+MANY_UPDATES = "--schedule ppo_off_policy --k 32 --eval_every 32 --max_sampled_tokens 100000 --eval_samples 4"
+HALF_RATE = "--lr 1.75e-4"
 FEW_PROMPTS = "--dataset graded --task lab.tasks:discover_1 --rollouts 4 --batch_prompts 32 --eval_every 4"
 ALL_RETIRE = FEW_PROMPTS.replace("--eval_every 4", "--max_sampled_tokens 110000")
 # Seven seeds, tokens to .9: without retiring it takes more. Chosen on seeds 101 to 104; committed before these runs.
@@ -225,6 +226,8 @@ COMPARISONS = {
             "no-zero-variance-filter": "--zero_variance keep",
             "many-updates": MANY_UPDATES,
             "many-updates-grpo-clip": f"{MANY_UPDATES} --loss grpo",
+            "many-updates-half-rate": f"{MANY_UPDATES} {HALF_RATE}",
+            "many-updates-half-rate-grpo-clip": f"{MANY_UPDATES} {HALF_RATE} --loss grpo",
             "bfloat16": "--dtype bfloat16",
             "bfloat16-head": "--dtype bfloat16 --fp32_head false",
             "few-prompts": FEW_PROMPTS,

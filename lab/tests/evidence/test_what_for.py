@@ -25,7 +25,8 @@ def test_every_pair_is_of_the_comparison_and_differs_in_what_it_undoes():
         setting, undone = variants[pair.recipe], variants[pair.without]
         assert undone.startswith(setting) and undone != setting
         assert pair.mechanism in LOGGED and pair.tested in what_for.MEASURES
-    used = {pair.recipe for pair in PAIRS.values()} | {pair.without for pair in PAIRS.values()}
+    pairs = [*PAIRS.values(), what_for.CLIP_AGAIN]
+    used = {pair.recipe for pair in pairs} | {pair.without for pair in pairs}
     # The earlier settings of retiring and of interruption, in which nothing was seen; and longer runs of the recipe.
     others = {
         "few-prompts",
@@ -47,7 +48,7 @@ def test_a_row_by_hand():
         variant: [example(variant, seed, rates[variant], **{pair.mechanism: mechanism[variant]}) for seed in (0, 1)]
         for variant in rates
     }
-    cells = what_for.row(name, groups, what_for.measured(pair, groups))
+    cells = what_for.row(name, pair, groups, what_for.measured(pair, groups))
     assert cells["mechanism"] == f"{pair.mechanism} 1, without 3"
     assert cells["end"].startswith("-0.100 [-0.100, -0.100]") and cells["tokens"].startswith("+0 % [+0, +0]")
 
@@ -61,6 +62,7 @@ def test_compute_at_evaluations_by_hand():
         pair.without: [example(pair.without, 0, [0.1, 0.1, 0.1, 0.2, 0.3]), example(pair.without, 1, [0.1, 0.1])],
     }
     assert what_for.at_evaluations("clip", groups).to_dict() == {0: pytest.approx(np.log(2))}
+    assert what_for.row("clip", pair, groups, what_for.measured(pair, groups))["tokens"].startswith("+100 % ")
 
 
 def test_what_is_printed_of_a_pair_is_in_words():
