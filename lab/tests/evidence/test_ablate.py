@@ -12,9 +12,15 @@ import ablate
 import pytest
 from comparisons import COMPARISONS, Comparison
 
+from runtime.folder import signed
+
 pytestmark = pytest.mark.medium
 
-STAND_IN = """
+STAND_IN = (
+    f"""
+WHOLE = {json.dumps(signed({"files": {}}))!r}
+"""
+    + """
 import json, os, pathlib, signal, sys, time
 flags = dict(zip([word[2:] for word in sys.argv[1::2]], sys.argv[2::2]))
 folder = pathlib.Path(flags.get("resume") or flags["output_dir"])
@@ -27,7 +33,7 @@ with open(__file__ + ".calls", "a") as file:
 
 def stop(number, frame):
     (folder / "checkpoints/step-000003").mkdir(parents=True)
-    (folder / "checkpoints/step-000003/state.json").write_text('{"files": {}}')
+    (folder / "checkpoints/step-000003/state.json").write_text(WHOLE)
     sys.exit(130)
 
 signal.signal(signal.SIGINT, stop)
@@ -37,6 +43,7 @@ rows = [{"step": i, "tokens": 1000 * i, "device_hours": i, "flops": i, "pass_rat
 (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
 sys.exit(orders.get("exit", 0))
 """
+)
 
 
 @pytest.fixture
