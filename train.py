@@ -43,7 +43,7 @@ from pipeline_rl import Group, Rollout
 from runtime.flags import Flags
 from runtime.folder import Progress, Record, RunFailed
 from runtime.generator import Exhausted
-from runtime.model import TokenRow
+from runtime.microbatches import TokenRow
 from runtime.parts import Run
 from runtime.run import run_program, save_if_due
 from runtime.step_file import record_if_due

@@ -21,7 +21,7 @@ import train
 from pipeline_rl import Group, Rollout, lags
 from runtime.command_line import parse_flags
 from runtime.flags import DEFAULTS, Flags, UsageError, check_flags
-from runtime.model import TokenRow
+from runtime.microbatches import TokenRow
 from runtime.parts import Run
 from runtime.step_file import FOLDER
 from runtime.trainer import Trainer, TrainingBatch, chosen_loss, clip_options

@@ -21,7 +21,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 from replay_step import Replayer, Step, Variant, metric
 
 import train
-from runtime.model import TokenRow
+from runtime.microbatches import TokenRow
 from runtime.trainer import Trainer, TrainingBatch
 
 TEMPLATE = Path(__file__).parent / "replay.html"

@@ -20,7 +20,8 @@ import torch
 from pipeline_rl import FORCED, Rollout
 from runtime.flags import Flags
 from runtime.folder import Folder, Progress, Record, RunFailed
-from runtime.model import TokenRow, experts
+from runtime.microbatches import TokenRow
+from runtime.model import experts
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder, rates
 from runtime.trainer import Trainer

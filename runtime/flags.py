@@ -149,6 +149,7 @@ class Flags:
     )  # the paper's: 5e-7
     warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).", at_least=0)
     tokens_per_microbatch: int = flag(2048, "Positions per forward pass, padding counted.", at_least=1)
+    share_prompts: bool = flag(True, "Compute a prompt once for all its completions, where that saves a tenth.")
 
     @property
     def completion_budget(self) -> int:

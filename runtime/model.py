@@ -3,25 +3,16 @@
 It joins a Hugging Face causal LM to the concept files. What it must get right:
 
 - Position t predicts token t + 1, so a completion's log-probs are read from the positions before its tokens.
-- Rows are sorted by length and cut into microbatches of at most `tokens` positions, padding counted. The weight of each
-  token in the loss is fixed over the whole batch (`losses.aggregation_weights`), so no cut changes the gradient.
-- Every rank gets the same number of microbatches. A rank with no rows left runs an empty one forward and backward, or
-  FSDP would wait for it forever.
+- Under causal attention no token sees the padding on the right of its line, so no attention mask is needed.
 - The head is multiplied as the generator multiplies it (`fp32_head`): in the dtype of both sides, an FP32 product.
 
-A microbatch has one line for each row, padded on the right. Under causal attention no real token sees padding, so no
-attention mask is needed.
-
-Symbols: N rows (rollouts), T completion positions, L positions of a line, M tokens that train, H hidden size, V
-vocabulary.
+M tokens that train, H hidden size, V vocabulary; N, T, L, U, P: of `Microbatch`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +22,7 @@ from fp32_head import head_of, token_logprobs
 from runtime.command_line import reason_of
 from runtime.flags import Flags, UsageError
 from runtime.folder import UNREADABLE
+from runtime.microbatches import Microbatch
 
 if TYPE_CHECKING:  # their imports take seconds
     from transformers import PretrainedConfig, PreTrainedModel
@@ -168,86 +160,6 @@ def active_parameters(model: PreTrainedModel) -> int:
     return total
 
 
-# --------------------------------------------------------------------------------------------------------- microbatches
-
-
-@dataclass
-class TokenRow:
-    """One rollout as the trainer reads it."""
-
-    prompt_ids: Sequence[int]
-    completion_ids: Sequence[int]
-    mask: Sequence[int]  # 1 on completion tokens that train
-
-    def __len__(self) -> int:
-        return len(self.prompt_ids) + len(self.completion_ids)
-
-
-@dataclass
-class Microbatch:
-    """The input of one forward pass."""
-
-    rows: list[int]  # N, which rows of the batch the (N, T) outputs belong to; no tensor, so that no device is asked
-    input_ids: Tensor  # (N, L)
-    read: Tensor  # (M,) index into the N * L positions: the one before each token that trains
-    write: Tensor  # (M,) index into the N * T places of the output
-    targets: Tensor  # (M,) ids of the tokens that train
-    width: int  # T
-
-    def to(self, device: torch.device) -> Microbatch:
-        """A copy on `device`."""
-        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
-        return replace(self, **{name: x.to(device, non_blocking=True) for name, x in tensors.items()})
-
-
-def deal_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Row indices of each rank: longest first, dealt back and forth, so that all ranks get about as many tokens."""
-    longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    for place, row in enumerate(longest_first):
-        turn, seat = divmod(place, ranks)
-        shares[seat if turn % 2 == 0 else ranks - 1 - seat].append(row)
-    return shares
-
-
-def cut_rows(lengths: Sequence[int], rows: Sequence[int], tokens: float) -> list[list[int]]:
-    """`rows`, which come longest first, cut into lists of at most `tokens` positions, padding counted. A row that is
-    longer than that gets a list of its own."""
-    pieces: list[list[int]] = []
-    longest = 0  # of the last piece: its first row
-    for row in rows:
-        if not pieces or (len(pieces[-1]) + 1) * longest > tokens:
-            pieces.append([])
-            longest = lengths[row]
-        pieces[-1].append(row)
-    return pieces
-
-
-def make_microbatch(batch: Sequence[TokenRow], rows: Sequence[int], width: int) -> Microbatch:
-    """The microbatch of these rows of the batch; without rows, an empty one that still runs forward and backward."""
-    longest = max((len(batch[i]) for i in rows), default=1)  # L
-    input_ids = torch.zeros(max(1, len(rows)), longest, dtype=torch.long)  # (N, L)
-    mask = torch.zeros(len(rows), width, dtype=torch.bool)  # (N, T)
-    for n, i in enumerate(rows):
-        row = batch[i]
-        input_ids[n, : len(row)] = torch.tensor([*row.prompt_ids, *row.completion_ids])
-        mask[n, : len(row.mask)] = torch.tensor(row.mask)
-    n, t = mask.nonzero(as_tuple=True)  # (M,), (M,)
-    prompts = torch.tensor([len(batch[i].prompt_ids) for i in rows], dtype=torch.long)  # (N,)
-    read = n * longest + prompts[n] + t - 1  # the position before token t predicts it
-    return Microbatch(list(rows), input_ids, read, n * width + t, input_ids.flatten()[read + 1], width)
-
-
-def microbatches(batch: Sequence[TokenRow], tokens: int, *, rank: int = 0, ranks: int = 1) -> list[Microbatch]:
-    """This rank's microbatches of the batch. All ranks get equally many, and their outputs (N, T) have one width T."""
-    width = max((len(row.completion_ids) for row in batch), default=1)
-    lengths = [len(row) for row in batch]
-    cuts = [cut_rows(lengths, share, tokens) for share in deal_rows(lengths, ranks)]
-    count = max(1, *(len(cut) for cut in cuts))
-    mine = cuts[rank] + [[]] * (count - len(cuts[rank]))
-    return [make_microbatch(batch, rows, width) for rows in mine]
-
-
 # --------------------------------------------------------------------------------------------------------- forward pass
 
 
@@ -268,10 +180,17 @@ class Policy(nn.Module):
 
     def forward(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
         """(log-probs (N, T), entropy (N, T)), both 0 where no token trains."""
-        ids = microbatch.input_ids  # (N, L)
-        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        body = self.model.base_model(input_ids=ids, position_ids=positions, use_cache=False)
-        hidden = body.last_hidden_state.flatten(0, 1)[microbatch.read]  # (M, H)
+        from runtime import shared_prompts  # with transformers, whose import takes seconds
+
+        start = microbatch.prompts.shape[1]  # P
+        if start:
+            cache = shared_prompts.new_cache()
+            passes = [self._body(microbatch.prompts, 0, past_key_values=cache, use_cache=True)]  # (U P, H)
+            cache = shared_prompts.beside(cache, microbatch.prompt_of)
+            passes.append(self._body(microbatch.input_ids, start, past_key_values=cache, use_cache=True))  # (N L, H)
+        else:
+            passes = [self._body(microbatch.input_ids, 0, use_cache=False)]
+        hidden = torch.cat(passes)[microbatch.read]  # (M, H)
         weight, bias = head_of(self.model)  # (V, H), (V,)
         logprobs, entropy = self._head(hidden, weight, microbatch.targets, bias=bias)  # (M,), (M,)
         shape = len(microbatch.rows), microbatch.width
@@ -282,3 +201,8 @@ class Policy(nn.Module):
             return zeros.flatten().scatter(0, microbatch.write, values).view(shape)
 
         return pad(logprobs), pad(entropy)
+
+    def _body(self, ids: Tensor, start: int, **options: Any) -> Tensor:
+        """Hidden states of `ids` (N, L), which begin at position `start`: (N L, H)."""
+        positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand_as(ids)
+        return self.model.base_model(input_ids=ids, position_ids=positions, **options).last_hidden_state.flatten(0, 1)

@@ -65,6 +65,8 @@ class Run:
 
             # The trainer loads the model; task and model must fit each other.
             self.trainer = Trainer(flags, ranks.accelerator, model_folder, longest)
+            if self.trainer.note:
+                ranks.say(self.trainer.note)
             check_model(flags, self.trainer.model, task, longest)
             if ranks.main:
                 check_saving(self.trainer.model, task)

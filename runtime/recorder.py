@@ -19,6 +19,7 @@ from pipeline_rl import Group, Rollout, lags
 from runtime.flags import VERSION, Flags
 from runtime.folder import Folder, Progress, Record
 from runtime.generator import Generator
+from runtime.microbatches import TokenRow, microbatches
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.trainer import TrainingBatch
 from tasks.prompts import PromptStream, Task
@@ -41,7 +42,7 @@ class Clock:
         self.past = Counter(self.past)  # 0 for what is not in it
         self.started = time.monotonic()
         self.trained_tokens = 0  # tokens in the loss
-        self.forward_tokens = 0  # prompt + completion tokens in the trainer's forward and backward passes
+        self.forward_tokens = 0  # in the trainer's forward and backward passes, without padding
         self.extra_forward_tokens = 0  # the same in further forward passes: KL reference, TIS, gradient checkpointing
 
     def hours(self) -> float:
@@ -136,9 +137,11 @@ class Recorder:
         if not self.ranks.main:
             return
         if self.flags.loss == "tis":  # its first pass scores all rollouts, those that were filtered too
-            for group in groups:
-                prompt = len(group.problem.prompt_ids)
-                self.clock.extra_forward_tokens += sum(prompt + len(r.completion_ids) for r in group.rollouts)
+            rows = [TokenRow(g.problem.prompt_ids, r.completion_ids, r.mask) for g in groups for r in g.rollouts]
+            tokens, ranks, share = self.flags.tokens_per_microbatch, self.ranks.count, self.flags.share_prompts
+            for rank in range(ranks):
+                parts = microbatches(rows, tokens, rank=rank, ranks=ranks, share=share)
+                self.clock.extra_forward_tokens += sum(part.tokens for part in parts)
         if batch:
             metrics = metrics | self._trained(batch, metrics)
         self.empty_steps = 0 if metrics.get("updated") else self.empty_steps + 1
@@ -168,7 +171,7 @@ class Recorder:
         """What a step trained on, counted here and in the clock: nothing, if its gradient was not finite."""
         tokens = metrics.get("kept_tokens", int(batch.mask.sum())) if metrics["updated"] else 0
         self.clock.trained_tokens += tokens
-        passed = sum(len(row) for row in batch.rows)
+        passed = metrics["forward_tokens"]
         self.clock.forward_tokens += passed
         for again in (self.flags.kl_coef, self.flags.gradient_checkpointing):
             if again:

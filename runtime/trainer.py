@@ -26,7 +26,8 @@ from torch import Tensor, nn
 import losses
 from runtime.command_line import reason_of
 from runtime.flags import Flags, UsageError, own_code
-from runtime.model import Microbatch, Policy, TokenRow, active_parameters, load_model, microbatches
+from runtime.microbatches import Microbatch, TokenRow, microbatches
+from runtime.model import Policy, active_parameters, load_model
 from runtime.weights import CheckpointTensors, whole
 
 if TYPE_CHECKING:  # its import takes seconds
@@ -61,11 +62,18 @@ class Trainer:
 
     def __init__(self, flags: Flags, accelerator: Accelerator, model_folder: str, longest: int = 64):
         """`longest`: tokens of the longest row, prompt and completion."""
+        from runtime.shared_prompts import why_not  # with transformers, whose import takes seconds
+
         self.flags = flags
         self.accelerator = accelerator
         self.longest = longest
         self.dtype: torch.dtype = getattr(torch, flags.dtype)
         policy = self._load_policy(model_folder)
+        reason = why_not(policy)
+        self.can_share, self.note = not reason, ""
+        if flags.share_prompts and reason:
+            flags.share_prompts = False
+            self.note = f"--share_prompts false, as {type(policy.model).__name__} cannot: {reason}"
         self.reference: Policy | None = None  # the initial model, for the KL penalty
         if flags.kl_coef:
             reference = round_parameters(self._load_policy(model_folder), self.dtype)
@@ -97,8 +105,8 @@ class Trainer:
 
     def _microbatches(self, rows: list[TokenRow]) -> list[Microbatch]:
         here = self.accelerator
-        tokens = self.flags.tokens_per_microbatch
-        parts = microbatches(rows, tokens, rank=here.process_index, ranks=here.num_processes)
+        tokens, share = self.flags.tokens_per_microbatch, self.flags.share_prompts and self.can_share
+        parts = microbatches(rows, tokens, rank=here.process_index, ranks=here.num_processes, share=share)
         return [part.to(here.device) for part in parts]
 
     @torch.no_grad()
@@ -157,6 +165,7 @@ class Trainer:
         # The weights already divide by the whole batch's size.
         loss = (part(batch.token_weights) * token_loss).sum()
         metrics["loss_sum"] = loss.detach()
+        metrics["forward_tokens"] = torch.tensor(microbatch.tokens)
         metrics["entropy_sum"] = (entropy.detach() * mask).sum()
         return loss, metrics
 
@@ -167,6 +176,7 @@ class Trainer:
         merged = losses.merge_metrics(gather_object([mine]))
         tokens = max(1, int(merged["tokens"]))
         means = {"loss": merged["loss_sum"].item(), "entropy": merged["entropy_sum"].item() / tokens}
+        means["forward_tokens"] = int(merged["forward_tokens"])
         if "kl_sum" in merged:
             means["kl"] = merged["kl_sum"].item() / tokens
         if "kept" in merged:

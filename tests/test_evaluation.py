@@ -6,7 +6,7 @@ from scripted import rollout
 
 from runtime.evaluation import evaluation_line, figures, law, logprob_gap, logprob_gaps
 from runtime.folder import Folder, RunFailed
-from runtime.model import TokenRow
+from runtime.microbatches import TokenRow
 
 
 def test_figures_by_hand():

@@ -1,4 +1,4 @@
-"""runtime/model.py: how a batch is cut into microbatches, and log-probs and gradients against one row at a time.
+"""runtime/model.py: log-probs and gradients against one row at a time.
 
 The oracle is Hugging Face's own forward pass with full logits, one unpadded row after the other. Models are random and
 tiny, in float64; transformers' eager softmax is float32 even there, which makes differences of 1e-7.
@@ -11,41 +11,10 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from runtime.model import Policy, TokenRow, cut_rows, deal_rows, make_microbatch, microbatches
+from runtime.microbatches import TokenRow, make_microbatch, microbatches
+from runtime.model import Policy
 
 VOCABULARY = 23
-
-
-# --------------------------------------------------------------------------------------------------------- microbatches
-
-
-def test_padded_microbatch_by_hand():
-    """Rows 2 and 0: [5 6 | 7 8 9] and [1 | 2 3], the 8 forced. The longest has 5 positions. Token 7, at position 2, is
-    read at 1, token 9, at 4, at 3; in the second row, which begins at 5, tokens 2 and 3 at 5 and 6."""
-    batch = [TokenRow([1], [2, 3], [1, 1]), TokenRow([9], [9], [1]), TokenRow([5, 6], [7, 8, 9], [1, 0, 1])]
-    part = make_microbatch(batch, [2, 0], width=4)
-    assert (part.rows, part.width) == ([2, 0], 4)
-    assert part.input_ids.tolist() == [[5, 6, 7, 8, 9], [1, 2, 3, 0, 0]]
-    assert part.read.tolist() == [1, 3, 5, 6]
-    assert part.write.tolist() == [0, 2, 4, 5]  # (row 0, t 0), (0, 2), (1, 0), (1, 1) of 2 x 4
-    assert part.targets.tolist() == [7, 9, 2, 3]
-    moved = part.to(torch.device("meta"))
-    assert {x.device.type for x in vars(moved).values() if isinstance(x, torch.Tensor)} == {"meta"}
-
-
-def test_cutting_by_hand():
-    """Rows of 5, 4, 3, 3, 2. Of 10 positions two padded rows of up to 5 fill all, three of up to 3 take 9; of 9 positions
-    5 + 4, padded to 10, are too many. A row of 12 is a list of its own."""
-    lengths = [3, 5, 2, 4, 3, 12]
-    assert cut_rows(lengths, [1, 3, 0, 4, 2], 10) == [[1, 3], [0, 4, 2]]
-    assert cut_rows(lengths, [1, 3, 0, 4, 2], 9) == [[1], [3, 0], [4, 2]]
-    assert cut_rows(lengths, [5, 3, 4], 10) == [[5], [3, 4]]
-
-
-def test_dealing_by_hand():
-    """Longest first, dealt forth and back: 9 8 | 7 6 | 5 to ranks 0 1 | 1 0 | 0."""
-    assert deal_rows([5, 9, 7, 6, 8], 2) == [[1, 3, 0], [4, 2]]
-    assert deal_rows([4], 3) == [[0], [], []]
 
 
 # ------------------------------------------------------------------------------------------------ models and the oracle

@@ -11,6 +11,7 @@ import torch
 from tiny_trainer import gradient_of, hand_batch, near_uniform_model, shift_weights, trainer_of, weights_of
 
 from runtime.flags import Flags
+from runtime.microbatches import lay_out
 from runtime.trainer import ADAMW, learning_rate
 
 
@@ -79,6 +80,25 @@ def test_microbatches_and_ranks_change_nothing(model_folder, loss, tokens, ranks
     torch.testing.assert_close(sum(gradients) / ranks, gradient_of(alone), atol=1e-6, rtol=1e-4)
     assert sum(s["loss"] for s in summaries) == pytest.approx(summary["loss"], rel=1e-4)
     assert max(s["ratio_max"] for s in summaries) == pytest.approx(summary["ratio_max"], rel=1e-5)
+
+
+def test_however_rows_are_dealt_the_gradient_is_the_same(model_folder):
+    """Rows in any order, in microbatches of any size, whole or sharing their prompts: gradient and metrics are equal."""
+    expected = wanted = None
+    for seed, tokens, share in ((0, 2048, False), (1, 2048, True), (2, 12, True), (3, 7, False)):
+        order = torch.randperm(8, generator=torch.Generator().manual_seed(seed)) if seed else torch.arange(8)
+        batch = hand_batch()
+        batch.rows = [batch.rows[i] for i in order]
+        for name in ("behaviour_logprobs", "mask", "advantages", "token_weights"):
+            setattr(batch, name, getattr(batch, name)[order])
+        assert lay_out(batch.rows, tokens, share=share)[0] == share
+        trainer = trainer_of(model_folder, tokens_per_microbatch=tokens, share_prompts=share)
+        _, metrics = trainer.backward(batch)
+        assert (metrics.pop("forward_tokens") < 31) == share
+        if wanted is None:
+            expected, wanted = gradient_of(trainer), metrics
+        assert (gradient_of(trainer) - expected).norm() < 1e-6 * expected.norm()
+        assert metrics == pytest.approx(wanted, rel=1e-5)
 
 
 def test_score_is_the_policys_own_logprobs_on_the_whole_batch(model_folder):

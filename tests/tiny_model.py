@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from pipeline_rl import Rollout
+from runtime import microbatches as layouts
 from runtime import model as policies
 from runtime.trainer import round_parameters
 
@@ -62,11 +63,11 @@ class TinyModel:
         dtype = options.pop("dtype", torch.float32)
         trainer = round_parameters(policies.Policy(copy.deepcopy(self.load(weights)), **options), dtype)
         rows = [
-            policies.TokenRow(p.prompt_ids, r.completion_ids, r.mask) for p, r in zip(prompts, rollouts, strict=True)
+            layouts.TokenRow(p.prompt_ids, r.completion_ids, r.mask) for p, r in zip(prompts, rollouts, strict=True)
         ]
         width = max(len(rollout.mask) for rollout in rollouts)
         with torch.no_grad():
-            logprobs, _ = trainer(policies.make_microbatch(rows, range(len(rows)), width))  # (N, T)
+            logprobs, _ = trainer(layouts.make_microbatch(rows, range(len(rows)), width))  # (N, T)
         gaps = []
         for own, rollout in zip(logprobs, rollouts, strict=True):
             gap = own[: len(rollout.mask)] - torch.tensor(rollout.logprobs)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import losses
 from runtime.flags import Flags
-from runtime.model import TokenRow
+from runtime.microbatches import TokenRow
 from runtime.trainer import Trainer, TrainingBatch
 
 SHAPE = {

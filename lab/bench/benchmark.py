@@ -1,4 +1,4 @@
-"""Three questions about speed; BENCHMARKS.md has the answers. Flags of train.py may follow, for all sides.
+"""Four questions about speed; BENCHMARKS.md has the answers. Flags of train.py may follow, for all sides.
 
     python lab/bench/benchmark.py generator     # or overlap
     pip install --no-deps --target /tmp/trl trl==1.16.0
@@ -11,6 +11,9 @@ overlap    Steps a second of train.py under each schedule.
 peer       Completions a second of train.py, where every row trains and with its filters, and of TRL's GRPOTrainer,
            which samples with vLLM in its own process; with `transformers` by --trl_options '{"use_vllm": false}'.
 
+prompts    Steps a CPU second of the trainer alone, with prompts computed once and with whole rows, and the most memory
+           of each; models of four sizes with random weights.
+
 The cases take turns (A B A B ...), so whatever else the machine does affects all of them. But for train.py with its
 filters the work stays the same: at a rate of 1e-30 a step changes nothing, no prompt retires and no row is filtered.
 """
@@ -18,7 +21,9 @@ filters the work stays the same: at a rate of 1e-30 a step changes nothing, no p
 import argparse
 import itertools
 import json
+import math
 import os
+import resource
 import signal
 import statistics
 import subprocess
@@ -27,6 +32,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -45,9 +51,10 @@ import train
 from runtime.command_line import parse_flags
 from runtime.flags import Flags
 from runtime.folder import Folder
+from runtime.microbatches import TokenRow
 from runtime.parts import Run, first_model, load_task, new_accelerator
 from runtime.ranks import Ranks
-from runtime.trainer import TrainingBatch
+from runtime.trainer import Trainer, TrainingBatch
 from vllm_engine import VLLMEngine
 
 SETTING = "--batch_prompts 32 --max_steps 80000 --eval_every 1000000 --save_every 0".split()
@@ -133,6 +140,58 @@ def optimizer_step(run: Run, groups: Sequence[Any]) -> None:
     token_weights = losses.aggregation_weights(mask, group_ids)  # (N, T)
     run.trainer.backward(TrainingBatch(rows, behaviour, mask, advantages, token_weights))
     run.trainer.update(0)
+
+
+# Hidden size, layers, heads, intermediate size, vocabulary; tokens of a prompt and of a completion. The last has two
+# layers of SmolLM2-135M, and the rows of `make -C lab real`.
+MODELS = {
+    "0.23M": (96, 2, 4, 256, 64, 8, 20),
+    "1M": (208, 2, 8, 544, 64, 8, 20),
+    "8M": (448, 4, 7, 1216, 64, 8, 20),
+    "135M, two layers": (576, 2, 9, 1536, 49152, 50, 15),
+}
+trainers: dict[tuple[int, ...], Any] = {}
+
+
+def prompts(args: argparse.Namespace, flags: Flags) -> None:
+    for name, sizes in MODELS.items():
+        with ExitStack() as stack:
+            pools = {}
+            for share in (True, False):
+                pool = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
+                pool.submit(step_alone, flags, sizes, share).result()  # makes the trainer
+                pools["prompts once" if share else "whole rows"] = partial(pool.submit, step_alone, flags, sizes, share)
+            print(f"\n{name}")
+            take_turns(
+                {case: lambda f=f: 1 / f().result()[0] for case, f in pools.items()}, args.repeats, "steps/CPU s"
+            )
+            print(*(f"{case}: {f().result()[1]:.0f} MiB" for case, f in pools.items()), sep=", ")
+
+
+def step_alone(flags: Flags, sizes: tuple[int, ...], share: bool) -> tuple[float, float]:
+    """In a process of its own: CPU seconds of a gradient and a step, and this process's memory at its peak in MiB."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    hidden, layers, heads, intermediate, vocabulary, prompt, completion = sizes
+    if sizes not in trainers:
+        config = LlamaConfig(
+            hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads,
+            intermediate_size=intermediate, vocab_size=vocabulary, tie_word_embeddings=True,
+        )  # fmt: skip
+        with TemporaryDirectory() as folder:
+            LlamaForCausalLM(config).save_pretrained(folder)
+            trainers[sizes] = Trainer(replace(flags, share_prompts=share), new_accelerator(flags), folder)
+    shape = flags.batch_prompts * flags.rollouts, completion
+    ids = torch.randint(vocabulary, (flags.batch_prompts, prompt)).repeat_interleave(flags.rollouts, 0).tolist()
+    completions = torch.randint(vocabulary, shape).tolist()
+    rows = [TokenRow(before, after, [1] * completion) for before, after in zip(ids, completions, strict=True)]
+    mask = torch.ones(shape, dtype=torch.bool)
+    weights = losses.aggregation_weights(mask, torch.arange(flags.batch_prompts).repeat_interleave(flags.rollouts))
+    batch = TrainingBatch(rows, torch.full(shape, -math.log(vocabulary)), mask, torch.randn(shape[0]), weights)
+    started = time.process_time()
+    trainers[sizes].backward(batch)
+    trainers[sizes].update(0)
+    return time.process_time() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 bare_llm: Any = None
@@ -296,7 +355,7 @@ def mend_vllm(engine: VLLMEngine) -> None:
     vllm_generation.VLLMGeneration.sync_weights = sync_weights
 
 
-QUESTIONS = {function.__name__: function for function in (generator, overlap, peer, trl)}
+QUESTIONS = {function.__name__: function for function in (generator, overlap, peer, prompts, trl)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -20,7 +20,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import fp32_head
 from runtime.command_line import parse_flags
-from runtime.model import TokenRow, recompute_layers
+from runtime.microbatches import TokenRow
+from runtime.model import recompute_layers
 from runtime.parts import new_accelerator
 from runtime.trainer import Trainer, TrainingBatch
 from tasks import arithmetic

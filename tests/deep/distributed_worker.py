@@ -51,16 +51,18 @@ def new_trainer(argv):
 
 
 def recorded(step, rows):
-    """A batch of two rollouts a prompt, one right and one wrong, of very different lengths; the same in every process."""
+    """A batch of two rollouts a prompt, one right and one wrong, of very different lengths; the same in every process.
+    Prompts are so long that rows share them."""
     from losses import aggregation_weights
-    from runtime.model import TokenRow
+    from runtime.microbatches import TokenRow, lay_out
     from runtime.trainer import TrainingBatch
 
     draw = random.Random(f"step {step}")
-    prompts = [[draw.randrange(40) for _ in range(draw.randint(2, 9))] for _ in range(rows // 2)]
-    lengths = [draw.choice([2, 3, 40]) for _ in range(rows)]
+    prompts = [[draw.randrange(40) for _ in range(draw.randint(20, 29))] for _ in range(rows // 2)]
+    lengths = [draw.choice([2, 3, 20]) for _ in range(rows)]
     batch = [TokenRow(prompts[i // 2], [draw.randrange(40) for _ in range(n)], [1] * n) for i, n in enumerate(lengths)]
     logprobs = [torch.tensor([draw.uniform(-4.5, -3.0) for _ in range(n)]) for n in lengths]
+    assert rows == 2 or lay_out(batch, 64, share=True)[0]
     mask = pad_sequence([torch.ones(n, dtype=torch.bool) for n in lengths], batch_first=True)
     weights = aggregation_weights(mask, torch.arange(rows) // 2)
     advantages = torch.tensor([1.0, -1.0]).repeat(rows // 2)

@@ -22,7 +22,7 @@ from runtime import evaluation
 from runtime import folder as run_folder
 from runtime.command_line import parse_flags
 from runtime.folder import Folder
-from runtime.model import TokenRow
+from runtime.microbatches import TokenRow
 from runtime.parts import Run
 from tasks import arithmetic
 

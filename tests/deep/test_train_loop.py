@@ -123,9 +123,11 @@ def test_each_further_forward_pass_is_counted(run):
     too: here group 0."""
     clock = run(max_steps=2, kl_coef=0.1, gradient_checkpointing=True).run.recorder.clock
     assert clock.extra_forward_tokens == 2 * clock.forward_tokens > 0
-    played = run(some_equal(lambda n: n == 0), loss="tis", max_steps=2)
+    played = run(some_equal(lambda n: n == 0), loss="tis", max_steps=2, share_prompts=False)
     clock, filtered = played.run.recorder.clock, len(played.generator.taken[0].prompt_ids) + 2
     assert clock.extra_forward_tokens == clock.forward_tokens + 2 * filtered > 0
+    shared = run(some_equal(lambda n: n == 0), loss="tis", max_steps=2).run.recorder.clock
+    assert 0 < shared.extra_forward_tokens < clock.extra_forward_tokens
 
 
 def test_what_a_phase_discarded_is_counted_at_its_first_step(run):

@@ -25,7 +25,7 @@ from tiny_trainer import (
 from transformers import AutoModelForCausalLM
 
 from runtime.flags import Flags, UsageError
-from runtime.model import TokenRow
+from runtime.microbatches import TokenRow
 from runtime.parts import check_model, check_saving
 from runtime.trainer import Trainer
 from tasks.arithmetic import ChainTask

@@ -1,7 +1,7 @@
 """Several trainer processes on a CPU (gloo) train as one does: DDP and FSDP2, both accelerate's own.
 
-Rows of 2 to 40 tokens and several microbatches a rank, or two rows over three ranks, so that one has nothing; the
-reference model of a KL term runs beside the policy.
+Completions of 2 to 20 tokens after prompts that rows share, and several microbatches a rank; or two rows over three
+ranks, so that one has nothing. The reference model of a KL term runs beside the policy.
 """
 
 import json

@@ -12,7 +12,7 @@ from small import QWEN3_06B, TINY, random_qwen3
 
 import fp32_head
 from runtime.command_line import parse_flags
-from runtime.model import TokenRow
+from runtime.microbatches import TokenRow
 from runtime.parts import new_accelerator
 from runtime.trainer import Trainer, TrainingBatch
 

@@ -21,7 +21,7 @@ def new_weights(trainer, version: int) -> None:
 def mean_gap(trainer, pairs: list) -> float:
     """Mean difference of log-probs between the trainer as it is now and the engine that sampled, in nats a token."""
     from runtime.evaluation import logprob_gaps
-    from runtime.model import TokenRow
+    from runtime.microbatches import TokenRow
 
     rows = [TokenRow(problem.prompt_ids, rollout.completion_ids, rollout.mask) for problem, rollout in pairs]
     gaps = logprob_gaps(trainer.score(rows), [rollout.logprobs for _, rollout in pairs], rows)

@@ -9,7 +9,8 @@ from test_model import VOCABULARY, tiny_model, uneven_batch
 
 import fp32_head
 from runtime import model as model_file
-from runtime.model import Policy, TokenRow, microbatches
+from runtime.microbatches import TokenRow, microbatches
+from runtime.model import Policy
 
 MASKS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
 ROWS = st.lists(
@@ -17,22 +18,25 @@ ROWS = st.lists(
 )
 
 
-@given(ROWS, st.integers(1, 40), st.integers(1, 12))
-def test_all_ranks_get_equally_many_microbatches(rows, tokens, ranks):
-    """Every row once, all tokens that train at their places, one width T, and no more positions than asked for but in a
-    microbatch of one row. A rank without rows has an empty microbatch of one position."""
-    shares = [microbatches(rows, tokens, rank=rank, ranks=ranks) for rank in range(ranks)]
+@given(ROWS, st.integers(1, 40), st.integers(1, 12), st.booleans())
+def test_all_ranks_get_equally_many_microbatches(rows, tokens, ranks, share):
+    """Every row once, all tokens that train at their places and read after the token before them, one width T, and no more
+    positions than asked for but in a microbatch of one row. A rank without rows has an empty microbatch."""
+    shares = [microbatches(rows, tokens, rank=rank, ranks=ranks, share=share) for rank in range(ranks)]
     assert len({len(parts) for parts in shares}) == 1
     parts = [part for parts in shares for part in parts]
     assert sorted(row for part in parts for row in part.rows) == list(range(len(rows)))
     assert {part.width for part in parts} == {max((len(row.completion_ids) for row in rows), default=1)}
     for part in parts:
-        assert part.input_ids.numel() <= tokens or len(part.rows) <= 1
+        assert part.prompts.numel() + part.input_ids.numel() <= tokens or len(part.rows) <= 1
         places = [n * part.width + t for n, i in enumerate(part.rows) for t, m in enumerate(rows[i].mask) if m]
         assert part.write.tolist() == places
         assert len(part.read) == len(part.targets) == len(places)
+        ids = torch.cat([part.prompts.flatten(), part.input_ids.flatten()])
+        before = [[rows[i].prompt_ids[-1], *rows[i].completion_ids] for i in part.rows]
+        assert ids[part.read].tolist() == [before[p // part.width][p % part.width] for p in places]
         if not part.rows:
-            assert part.input_ids.tolist() == [[0]]
+            assert part.input_ids.tolist() == [[0]] and part.tokens == 0
 
 
 @pytest.mark.parametrize("fp32", [True, False])
