@@ -28,8 +28,14 @@ To add an ingredient, write a function in its concept file, a flag in runtime/fl
 of your own needs none of it: `--loss module:function`.
 """
 
-import random
 import sys
+
+if __name__ == "__main__":  # --help, and what is wrong with a flag, before torch is imported, which takes seconds
+    from runtime.command_line import answer
+
+    answer(sys.argv[1:], __doc__)
+
+import random
 from collections.abc import Sequence
 from itertools import compress
 

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field, fields
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from losses import LOSSES
 from pipeline_rl import Pacer
 from tasks.named import named
 
@@ -23,11 +22,12 @@ BUILT_IN = ("graded", "discover")  # the tasks that need no --model
 # step (2603.12151), twice ScaleRL's for 8B. Small ones take more: `make -C lab real` has 1e-5 for 135M.
 PRETRAINED_LR = 1e-6
 LONGEST_MESSAGE = 800  # characters
+LOSSES = ("cispo", "gspo", "dapo", "grpo", "tis")  # those of losses.py, which would import torch
 BOUNDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
 
 # Flags that may name your own code, as `module:function`: the names that are ours, and what yours is called with.
 SEAMS: dict[str, tuple[tuple[str, ...], str]] = {
-    "loss": (tuple(LOSSES), "logprobs, behaviour_logprobs, advantages, mask"),
+    "loss": (LOSSES, "logprobs, behaviour_logprobs, advantages, mask"),
     "engine": (("auto", "vllm", "torch"), "model, stop_ids, max_model_len, flags"),
     "task": ((), "seed, held_out"),
     "reward": (("task", "math", "exact", "shuffled"), "prompt, completion, answer"),

@@ -5,14 +5,22 @@ bound and every rule: tests/deep/test_flag_rules.py. What names your own code: t
 """
 
 import json
+import os
+import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+import losses
 import train
+from runtime import flags
 from runtime.command_line import parse_flags
 from runtime.flags import DEFAULTS, VERSION, Flags, UsageError, check_flags
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def refusal(words: str) -> str:
@@ -63,6 +71,20 @@ def test_a_name_of_no_loss():
     assert refusal("--loss ppo") == "--loss must be cispo, gspo, dapo, grpo, tis or module:function, not ppo."
     missing = "nowhere cannot be imported (ModuleNotFoundError: No module named 'nowhere')"
     assert refusal("--loss nowhere:f") == f"--loss nowhere:f: {missing}."
+
+
+def test_help_and_a_wrong_flag_are_answered_before_torch_is_imported():
+    """Which takes seconds. So the names of the losses stand in flags.py once more."""
+    assert flags.LOSSES == tuple(losses.LOSSES)
+    for words, code, said in (
+        (["train.py", "--help"], 0, "prompts per optimizer step"),
+        (["train.py", "--k", "-1"], 2, "train.py: --k must be at least 0"),
+        (["fit_sigmoid.py", "--help"], 0, "--plot PNG"),
+    ):
+        program = [sys.executable, "-X", "importtime", *words]
+        done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"})
+        assert done.returncode == code and said in done.stdout + done.stderr
+        assert not re.search(r"\| +(torch|scipy)$", done.stderr, re.M) and "argparse" in done.stderr
 
 
 def test_a_flag_that_moved_says_where():
