@@ -55,8 +55,8 @@ def beside(prompts: Cache, prompt_of: Tensor) -> Cache:
 
 
 def why_not(policy: nn.Module) -> str:
-    """Why this `Policy` cannot share prompts: two prompts with two completions each have other log-probs then, or another
-    gradient at the embeddings, which all layers' keys and values reach. Empty if it can."""
+    """Why this `Policy` cannot share prompts; empty if it can. Two prompts with two completions each must have the same
+    log-probs, and the same gradient at the embeddings, to which that of all layers' keys and values flows."""
     rows = [TokenRow([n, *range(n - 1)], [3, n, 2, 1][: n - k], [1] * (n - k)) for n in (3, 4) for k in (0, 2)]
     weights = torch.randn(len(rows), 4, generator=torch.Generator().manual_seed(0))
     results = []
