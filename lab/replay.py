@@ -13,7 +13,8 @@ IDEA. AdamW makes steps of about one size whatever the scale of a gradient: what
             each reward minus the mean of the problem's others. Two halves of the problems give it twice, and the cosine
             of the two says how noisy it is.
     g       gradient that a variant makes of the recorded batch, by the code that trains (runtime/trainer.py)
-    u       Adam's step for it, g / sqrt(v), where v is the mean of g^2 in the variant's *other* recorded batches
+    u       Adam's step for it, g / sqrt(v): v is .95 of the mean of g^2 in the variant's other batches and .05 of this
+            one's, the shares of the past and of the present in AdamW's own v
     signal  <u, g*> / (|u| |g*|), averaged over batches       predicted tokens = the recipe's signal / the variant's
 
 The sizes |u| and the noise of g* are about the same for all variants, so they leave the ratio alone. The interval
@@ -55,6 +56,7 @@ ENOUGH = 0.3
 LEAST_BATCHES = 4  # for a variant's own second moments
 LARGEST = 8e9  # bytes of gradients that are kept
 DRAWS = 2000  # of the bootstrap
+BETA2 = 0.95  # AdamW's
 
 
 # ---------------------------------------------------------------------------------------------------------- the measure
@@ -99,8 +101,9 @@ def find_signals(steps: Sequence[Step], names: Sequence[str]) -> None:
         for step in steps:
             g, star = step.gradients[name], step.stars.mean(0)
             if len(steps) >= LEAST_BATCHES:
-                u = g * metric((squares - g.square()).clamp_min(0) / (len(steps) - 1))
-                sizes = len(u) ** 0.5 * float(star.norm())  # the mean square of u is 1
+                others = (squares - g.square()).clamp_min(0) / (len(steps) - 1)
+                u = g * metric(BETA2 * others + (1 - BETA2) * g.square())
+                sizes = len(u) ** 0.5 * float(star.norm())  # the mean square of u is about 1
             else:
                 weighting = metric(step.variance)
                 u = weighting * g

@@ -84,10 +84,10 @@ def variant_of(text: str, recipe: Flags) -> Variant:
         if len(full) != 1:
             raise UsageError(f"--against {text}: {name} cannot be replayed; these can: {', '.join(REPLAYED)}, lag=0.")
         changes[full[0]] = value
-    given = parse_flags([f"--{name}={value}" for name, value in changes.items()], "")
+    read = parse_flags([f"--{name}={value}" for name, value in changes.items()], "")
     if "loss" in changes:  # another loss has clips of its own
         recipe = replace(recipe, **{name: DEFAULTS[name] for name in ("eps_max", "eps_low", "eps_high")})
-    flags = replace(recipe, **{name: getattr(given, name) for name in changes})
+    flags = replace(recipe, **{name: getattr(read, name) for name in changes})
     check_flags(flags)
     if flags.loss == "tis" and flags.schedule != "pipeline":
         raise UsageError(f"--against {text}: tis cannot be replayed there, its old log-probs were not kept.")

@@ -118,27 +118,29 @@ def token_table(replayer: Replayer, step: Step, variants: Sequence[Variant]) -> 
 
 
 def rounded(value: Tensor) -> float:
-    return round(float(value), 3)
+    return round(float(value), 3) + 0.0  # no -0
 
 
 def differences(table: dict, count: int, one: int = 0, other: int = 1) -> str:
-    """The `count` tokens on which two variants differ most, and what of each one's weight helps."""
-    names = table["variants"]
-    found = []
+    """The `count` tokens on which two variants differ most, each text once, and what of the difference helps."""
+    names, tokens = table["variants"], []
     for group in table["groups"]:
         for completion in group["completions"]:
             for t, (_, trains, rho, helps, pull, *weights) in enumerate(completion["tokens"]):
                 if trains:
-                    before = " ".join(token[0] for token in completion["tokens"][max(0, t - 6) : t + 1])
+                    text = " ".join(token[0] for token in completion["tokens"][max(0, t - 6) : t + 1])
                     gap = pull * abs(weights[one] - weights[other])
-                    found.append((gap, before, rho, completion["advantage"], weights[one], weights[other], helps))
-    found.sort(key=lambda token: -token[0])
+                    tokens.append((gap, text, rho, completion["advantage"], weights[one], weights[other], helps))
+    tokens.sort(key=lambda token: -token[0])
+    largest = {text: numbers for _, text, *numbers in reversed(tokens)}  # the first of each text wins
+    order = dict.fromkeys(text for gap, text, *_ in tokens if gap)
     lines = [f"step {table['step']}: {'... and the token':40} rho      A  {names[one]:>10} {names[other]:>10}  helps"]
-    for _, before, rho, advantage, first, second, helps in found[:count]:
-        ends = f"... {before}"[-48:]
+    for text in list(order)[:count]:
+        rho, advantage, first, second, helps = largest[text]
+        ends = f"... {text}"[-48:]
         lines.append(f"{ends:48} {rho:6.2f} {advantage:6.2f} {first:10.2f} {second:10.2f}  {'yes' if helps else 'no'}")
-    moved = sum(token[0] for token in found)
-    share = sum(token[0] for token in found if token[6]) / moved if moved else 0.0
+    moved = sum(token[0] for token in tokens)
+    share = sum(token[0] for token in tokens if token[-1]) / moved if moved else 0.0
     lines.append(f"of the weight on which the two differ, {share:.0%} lies on tokens that help")
     return "\n".join(lines)
 
