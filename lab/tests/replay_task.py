@@ -11,7 +11,7 @@ class Even(ChainTask):
         return [(1.0, True) if ids[0] % 2 == 0 else (-1.0, False) for ids in completions]
 
 
-def even(seed, held_out, rarity):
+def even(seed, held_out):
     return Even(seed, 24, held_out)
 
 
