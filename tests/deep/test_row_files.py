@@ -80,7 +80,8 @@ def test_column_names_in_a_message_are_few(tmp_path):
     row = {"Ä": 1, "B" * 200: 1, **{f"c{i:05}": 1 for i in range(20_000)}}
     with pytest.raises(ValueError, match="no row has prompt") as error:
         read(write_rows(tmp_path / "a.jsonl", [row]))
-    assert "its columns are " + "B" * 200 + ", c00000, " in str(error.value) and len(str(error.value)) < 500
+    message = str(error.value).replace(str(tmp_path), "")  # of any length
+    assert "its columns are " + "B" * 200 + ", c00000, " in message and len(message) < 450
 
 
 @pytest.mark.parametrize(("name", "columns", "words"), [
