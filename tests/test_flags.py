@@ -84,7 +84,10 @@ def test_help_and_a_wrong_flag_are_answered_before_torch_is_imported():
         program = [sys.executable, "-X", "importtime", *words]
         done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"})
         assert done.returncode == code and said in done.stdout + done.stderr
-        assert not re.search(r"\| +(torch|scipy\.special|scipy\.optimize)$", done.stderr, re.M) and "argparse" in done.stderr
+        assert (
+            not re.search(r"\| +(torch|scipy\.special|scipy\.optimize)$", done.stderr, re.M)
+            and "argparse" in done.stderr
+        )
 
 
 def test_a_flag_that_moved_says_where():
