@@ -96,13 +96,14 @@ def test_two_processes_train_as_one(model, tmp_path, rows, processes):
 @pytest.mark.slow
 def test_two_processes_train_as_one_in_bfloat16(model, tmp_path):
     """Without FSDP2 the FP32 weights are kept by hand, and FSDP2's own mixed precision is the oracle: equal but for
-    single roundings of a weight. One process cuts other microbatches, whose bfloat16 gradients differ a little."""
+    roundings of a gradient, which Adam at a rate of .01 makes 1e-4 of a weight at most. One process cuts other
+    microbatches, whose bfloat16 gradients differ a little."""
     flags = ["--model", model, "--lr", "0.01", "--tokens_per_microbatch", "64", "--dtype", "bfloat16"]
     alone = run("alone", 1, tmp_path / "one", 14, *flags)
     by_hand, sharded = (run(kind, 2, tmp_path / kind, 14, *flags) for kind in ("ddp", "fsdp2"))
     assert by_hand.keys() == sharded.keys() == alone.keys()
     for name, tensor in sharded.items():
-        torch.testing.assert_close(by_hand[name], tensor, rtol=1e-2, atol=1e-5)
+        torch.testing.assert_close(by_hand[name], tensor, rtol=1e-2, atol=1e-4)
     torch.testing.assert_close(by_hand["scores"], alone["scores"], rtol=0, atol=0.1)
     assert by_hand["model.embed_tokens.weight"].dtype == torch.bfloat16
 
