@@ -97,4 +97,4 @@ def padded(rows: list[list]) -> torch.Tensor:
 
 
 if __name__ == "__main__":  # vLLM's process imports this file
-    train(*map(int, sys.argv[1:]))
+    sys.exit(__doc__) if "--help" in sys.argv else train(*map(int, sys.argv[1:]))
