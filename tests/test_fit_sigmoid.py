@@ -105,6 +105,19 @@ def test_what_cannot_be_fitted():
     assert "too late" in late.reason or "ceilings from" in late.reason
 
 
+def test_a_first_point_that_comes_too_late():
+    """From 10 = 2.5 C_mid on, the start of a curve with C_mid = 4 is a guess; where R0 is known it is none."""
+    C = np.linspace(10, 100, 30)
+    R = sigmoid(C, 0.1, 0.8, 2, 4)
+    assert fit(C, R).reason == "the first point is at 2.5 C_mid, too late"
+    assert fit(C, R, R0=0.1).reason == fit(C, R, A=0.8).reason == ""
+
+
+def test_a_pass_rate_of_exactly_0_is_one():
+    C = np.arange(0.0, 61.0)
+    assert fit(C, sigmoid(C, 0.0, 0.8, 2, 10)).R0 == pytest.approx(0, abs=1e-3)
+
+
 def test_fixed_values_stay():
     """Without noise, A fixed at the truth gives the rest, and both fixed have no interval."""
     C, R = run_of(sd=0)
