@@ -111,6 +111,8 @@ def test_a_first_point_that_comes_too_late():
     R = sigmoid(C, 0.1, 0.8, 2, 4)
     assert fit(C, R).reason == "the first point is at 2.5 C_mid, too late"
     assert fit(C, R, R0=0.1).reason == fit(C, R, A=0.8).reason == ""
+    early = np.linspace(3, 100, 30)
+    assert fit(early, sigmoid(early, 0.1, 0.8, 2, 4)).reason == ""
 
 
 def test_a_pass_rate_of_exactly_0_is_one():
