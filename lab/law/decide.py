@@ -4,17 +4,19 @@
     python lab/law/decide.py runs/a --at 2e6 --stop-at 0.03
 
 WHO WINS AT C (`winner`). A run wins if the whole of its band lies above every other band at C. The bands are those of
-an evaluation (forecast.py), which hold 95 % of cases each. Two numbers that differ say little: of 68 pairs of public
-validation runs that really differ at the end, who led at a quarter of the compute was right in 82 %, Eq. 1's number in
-91 %, and where the bands lay apart, which they did for 25 pairs, in all 25. `compare` of curves.py is the paper's
-comparison instead: it waits until both ceilings are known, and was silent on all 68. Where the bands overlap,
-`parts_at` says from which compute on they would lie apart, if each run went on along its best form.
+an evaluation (forecast.py), which hold 95 % of cases each. Two numbers that differ say little: in a trial on 68 pairs
+of public validation runs that really differ at the end (most from three repositories; not all may be republished), who
+led at a quarter of the compute was right in 82 %, Eq. 1's number in 91 %, and where the bands lay apart, which they did
+for 25 pairs, in all 25. On the half of public.md that was looked at they never lay apart on validation curves.
+`compare` of curves.py is the paper's comparison instead: it waits until both ceilings are known, and was silent on all
+68. Where the bands overlap, `parts_at` says from which compute on they would lie apart, if each run went on along its
+best form.
 
 MAY IT STOP (`stops`). A run may stop if the top of its band at the planned end lies at most a named gain above what it
 has reached. A choice by somebody who pays, so the price is printed: what the rule saved and lost on public validation
-curves. On the 14 handed ones a gain of .03 saved 9 % of the compute and lost .002 on average, .029 at worst (41 curves,
-14 of them the same: 13 %, .003, .029); patience, which stops where three evaluations are no better than the three
-before, saved 37 % and lost .031, .146 at worst.
+curves. On 14 of them (the half of lab/results/public.md that was looked at) a gain of .03 saved 9 % of the compute and
+lost .002 on average, .029 at worst (41 curves, 14 of them the same: 13 %, .003, .029); patience, which stops where
+three evaluations are no better than the three before, saved 37 % and lost .031, .146 at worst.
 
 SIMPLIFIED. More than two runs are not corrected for being many. A band says nothing of a run that will fall.
 """

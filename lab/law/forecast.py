@@ -30,11 +30,11 @@ IDEA. Fit several forms, keep every curve that is not excluded, and let the fore
 5. REPORT, picture and command line: python lab/law/forecast.py runs/a --fit-until 0.5 --plot curve.png
    `python lab/law/forecast.py runs/a runs/b --plot both.png` forecasts each run and compares them.
 
-THE NUMBER. The forecast is the band, meant to hold 95 % of evaluations; how often it did: lab/results/public.md.
-Who needs one number takes `number`: halfway between Eq. 1 and the level of the last third of the run. On the handed
-public curves it is off by .0046 [.0009, .0120] less than "it stays", the mean of the last two evaluations, which Eq. 1
-alone does not beat ([-.002, +.011]); chosen on half of their owners (.0073), on the other half it was .0012
-[-.0013, +.0044] better.
+THE NUMBER. The forecast is the band, meant to hold 95 % of evaluations; how often it did: lab/results/public.md. Who
+needs one number takes `number`: halfway between Eq. 1 and the level of the last third of the run. On the half of the
+public curves that was looked at it is off by .0046 [.0009, .0120] less than "it stays", the mean of the last two
+evaluations, which Eq. 1 alone does not beat ([-.002, +.011]); chosen on half of their owners (.0073), on the other half
+it was .0012 [-.0013, +.0044] better.
 
 CHOICE. A, B and C_mid are always those of Eq. 1, so that they compare with the paper's. The noise is that around the
 form that fits best.

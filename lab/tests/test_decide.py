@@ -6,7 +6,7 @@ import decide
 import numpy as np
 import pytest
 from curves import short, span
-from forecast import curve
+from forecast import continued, curve
 
 from fit_sigmoid import sigmoid
 
@@ -51,7 +51,15 @@ def test_where_the_bands_overlap_it_says_when_they_would_lie_apart():
     C = early[0].end
     sentence = decide.winner(early, C)
     assert "the bands overlap" in sentence
-    assert "ask again at " in sentence or "does not tell either" in sentence
+
+    def apart(share):
+        now = early[0].forecast.fit.C[-1]
+        later = [r._replace(forecast=continued(r.forecast, 1 + share * (C / now - 1))) for r in early]
+        return decide.highest([decide.ends_of(r, C) for r in later]) is not None
+
+    first = next(share for share in decide.SHARES[1:] if apart(share))
+    now = early[0].forecast.fit.C[-1]
+    assert sentence.endswith(f"ask again at {short(now + first * (C - now))}")
     whole = [curve(rows(A, n=40, seed=seed), 1.0, name) for A, seed, name in ((0.9, 1, "a"), (0.6, 2, "b"))]
     assert decide.winner(whole, 2 * C).startswith("a ends higher than b")
 
