@@ -7,7 +7,7 @@ IDEA. vLLM's scheduler is paused between two of its steps, the weights of the ru
 on. Requests freeze meanwhile and keep their keys and values, so nothing is computed twice. vLLM 0.32 stamps each token
 with a version that we set at each change, and returns the log-prob of the sampled token at the sampling temperature.
 
-    prepare(weights, v)     the trainer's thread writes a safetensors file into shared memory
+    prepare(weights, v)     the trainer's thread copies them into memory that both processes map
     await update()          pause · vLLM's worker loads the file · the version becomes v · resume
     await sample(prompt)    Sample(completion_ids, logprobs, versions): for instance versions = [3, 3, 3, 4, 4]
 
@@ -168,7 +168,8 @@ class VLLMEngine:
 
 
 class WeightFile:
-    """The plain weight channel: a safetensors file in shared memory, which an engine on this host reads.
+    """The plain weight channel: a file in shared memory, which the trainer writes and an engine on this host reads. Both
+    map it once; an update is one copy in and one copy out.
 
     A channel has `engine_args`, which vLLM needs for it, and these methods. Weights are a dict, name in the Hugging
     Face checkpoint -> tensor, as `dict(model.named_parameters())`: a tied head is not among them. The folder of this
@@ -178,36 +179,72 @@ class WeightFile:
     def __init__(self, folder: Path | None = None) -> None:
         # Readable by this user only.
         self.folder = folder or Path(tempfile.mkdtemp(prefix="weights-", dir=shared_memory()))
-        self.path = self.folder / "weights.safetensors"
+        self.path = self.folder / "weights"
+        self.layout: Layout = []
+        self.tensors: dict[str, torch.Tensor] = {}  # the parts of the memory
         self.engine_args: dict[str, Any] = {"worker_extension_cls": f"{__name__}.WeightReceiver"}
 
     def prepare(self, weights: Any) -> None:
-        """Replaces the file by these tensors: an engine that still reads the old one keeps it. Raises OSError if there
-        is no room for it."""
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
+        """Copies these tensors into the memory; no engine may be reading it. Raises OSError if there is no room."""
+        if not self.layout:  # how large they are is known when all have come
+            weights = {name: tensor.detach().cpu() for name, tensor in weights.items()}
+            layout = [(name, str(x.dtype).removeprefix("torch."), list(x.shape)) for name, x in weights.items()]
+            self.tensors = tensors_in(self.new_memory(places(layout)[-1]), layout)
+            self.layout = layout
+        for name, tensor in weights.items():
+            self.tensors[name].copy_(tensor.detach())
 
-        new = self.folder / "new.safetensors"
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    def new_memory(self, size: int) -> torch.Tensor:
+        """Memory of `size` bytes. Raises OSError."""
         try:
-            save_file(tensors, new)
-        except (OSError, SafetensorError) as error:
-            new.unlink(missing_ok=True)
-            size = sum(tensor.nbytes for tensor in tensors.values())
+            with self.path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, size)  # now, or a write would end this process for want of room
+        except OSError as error:
+            self.path.unlink(missing_ok=True)
             free = shutil.disk_usage(self.folder).free
             raise OSError(
                 f"no room for weights of {size / 1e6:.1f} MB in {self.folder.parent}, which has {free / 1e6:.1f} MB "
-                "free: make it larger, old and new weights are there at once (Docker: --shm-size)"
+                "free: make it larger (Docker: --shm-size)"
             ) from error
-        new.replace(self.path)
+        return mapped(self.path)
 
     async def deliver(self, vllm: Any) -> None:
         """Brings the weights prepared last into a paused vLLM."""
-        await vllm.collective_rpc("load_weight_file", args=(str(self.path),))
+        await vllm.collective_rpc("load_weight_file", args=(str(self.path), self.layout))
 
     def close(self) -> None:
         """Removes the file and its folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+Layout = list[tuple[str, str, list[int]]]  # (name, dtype, shape) of the tensors that lie one after another in memory
+
+
+def places(layout: Layout) -> list[int]:
+    """The byte at which each tensor begins, a multiple of 64, and then the size of all."""
+    starts = [0]
+    for _, dtype, shape in layout:
+        end = starts[-1] + math.prod(shape) * getattr(torch, dtype).itemsize
+        starts.append(end + -end % 64)
+    return starts
+
+
+def tensors_in(memory: torch.Tensor, layout: Layout) -> dict[str, torch.Tensor]:
+    """name -> the tensor in its place in `memory`, whose dtype is uint8."""
+    tensors = {}
+    for (name, dtype, shape), start in zip(layout, places(layout), strict=False):
+        kind = getattr(torch, dtype)
+        part = memory[start : start + math.prod(shape) * kind.itemsize]
+        tensors[name] = part.view(kind).view(shape)
+    return tensors
+
+
+def mapped(path: Path) -> torch.Tensor:
+    """The bytes of a file, shared with whoever maps it, too. Beside a GPU they are pinned: it copies faster."""
+    memory = torch.from_file(str(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)
+    if torch.cuda.is_available():
+        torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+    return memory
 
 
 def shared_memory() -> Path:
@@ -223,14 +260,20 @@ class WeightReceiver:
     model_runner: Any  # vLLM's worker has these
     model_config: Any
     vllm_config: Any
-    # vLLM's CPU linears keep repacked weights, which copying into the parameters would not reach. On a CPU
+    # vLLM's CPU linears keep repacked weights, which copying into the parameters would not reach.
     # runtime/inside_vllm.py looks whether the model has any.
     repacked = True
+    opened: tuple[Any, dict[str, torch.Tensor]] = (None, {})  # the memory opened last: its name, its tensors
 
-    def load_weight_file(self, path: str) -> None:
-        """Replaces all weights by those of the safetensors file `path`, between two engine steps. Like the worker's own
-        `reload_weights`, but a weight missing from the file raises RuntimeError."""
-        from safetensors.torch import load_file
+    def load_weight_file(self, path: str, layout: Layout) -> None:
+        """Replaces all weights by those in the file, between two engine steps. Raises RuntimeError if it lacks one."""
+        if self.opened[0] != path:
+            self.opened = path, tensors_in(mapped(Path(path)), layout)
+        self.load_tensors(self.opened[1])
+
+    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Copies the tensors to where the model has its weights. Like the worker's own `reload_weights`, but a missing
+        weight raises RuntimeError."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -245,9 +288,9 @@ class WeightReceiver:
             # 1. Each layer forgets how it repacked its weights, and waits for new ones as at the first load.
             if self.repacked:
                 initialize_layerwise_reload(model)
-            # 2. The file's tensors go to their layers, by the names of a Hugging Face checkpoint. vLLM would keep the
-            # old weights where one is missing, and say nothing.
-            loaded = model.load_weights(load_file(path).items())
+            # 2. The tensors go to their layers, by the names of a Hugging Face checkpoint. vLLM would keep the old
+            # weights where one is missing, and say nothing.
+            loaded = model.load_weights(tensors.items())
             # 3. Each layer repacks what it got, in the memory that the running model reads.
             if self.repacked:
                 finalize_layerwise_reload(model, self.model_config)

@@ -12,10 +12,8 @@ otherwise) and one in vLLM's (inside_vllm.py):
     it ends with its trainer        SCALERL_TRAINER_PID             exit_with_trainer
     its death ends the run          RunEngine._answer_or_death      nothing: it is dead, or does not answer
     its weights change              weights.RunWeightFile.deliver   RunWeightReceiver.load_weight_file
-
-  and on a CPU only, where a small model's messages cost as much as its tokens:
-
-    it sends a request once         `scheduler_cls`                 WholeCompletions
+      on the trainer's own GPU      weights.GpuMemory.deliver       RunWeightReceiver.load_gpu_memory
+    it sends a request once         `scheduler_cls`                 WholeCompletions; AsyncWholeCompletions on a GPU
     tokens' log-probs               logprobs_and_versions, from     WholeCompletions._complete, in a field of vLLM's
                                     `kv_transfer_params`            that means something else and is empty here
     tokens' versions                RunEngine.versions: the n-th    the same field has, for each token, the pauses
@@ -54,7 +52,7 @@ from runtime.flags import Flags, UsageError, own_code
 from runtime.folder import Record
 from runtime.generator import EngineDied, EngineFailed
 from runtime.torch_engine import TorchEngine
-from runtime.weights import Channel, InProcess, RunWeightFile
+from runtime.weights import Channel, GpuMemory, InProcess, RunWeightFile
 
 # The share of a GPU's memory that an engine takes. By vLLM's default it is .92.
 SHARE_WITH_TRAINER = 0.35  # where a trainer uses the same GPU: .92 would starve it
@@ -185,17 +183,18 @@ class RunEngine(vllm_engine.VLLMEngine):
 
     @classmethod
     def check_place(cls, placement: Placement) -> None:
-        """Any place will do: the weights go by shared memory, which the engine and the trainer both have."""
+        """Any place will do: the weights go by memory that the engine and the trainer both see."""
 
     @classmethod
     def new_channel(cls, placement: Placement, rank: int) -> RunWeightFile:
         """This rank's end of the weight channel."""
-        return RunWeightFile(rank)
+        return GpuMemory(rank) if placement.shared and placement.workers == 1 else RunWeightFile(rank)
 
     def __post_init__(self) -> None:
-        if not torch.cuda.is_available():  # on a GPU vLLM schedules a step while the one before it runs
-            ours = {"scheduler_cls": "runtime.inside_vllm.WholeCompletions", "async_scheduling": False}
-            self.engine_args = ours | self.engine_args
+        gpu = torch.cuda.is_available()  # there vLLM schedules a step while the one before it runs
+        scheduler = "AsyncWholeCompletions" if gpu else "WholeCompletions"
+        ours = {"scheduler_cls": f"runtime.inside_vllm.{scheduler}", "async_scheduling": gpu}
+        self.engine_args = ours | self.engine_args
         super().__post_init__()
         # The engine's process keeps its sockets in the channel's folder, and ends with this one.
         self.environment["VLLM_RPC_BASE_PATH"] = str(self.channel.folder)

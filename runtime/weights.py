@@ -7,16 +7,17 @@ without a second copy of the model on the trainer's devices.
 `CheckpointTensors` gathers the parameters one at a time, under the names of a checkpoint. Gathering is a collective, so
 every rank of the trainer has an end of a channel and calls its `prepare`:
 
-    rank 0          prepare(weights)    gathers them into a safetensors file in shared memory; the trainer goes on
-                    deliver(vllm)       tells a paused engine to load the file
+    rank 0          prepare(weights)    gathers them into memory that both processes see; the trainer goes on
+                    deliver(vllm)       tells a paused engine to load what is there
     other ranks     prepare(weights)    take part in gathering
 
-The engine's end is inside_vllm.RunWeightReceiver.
+The memory is a file in shared memory (RunWeightFile), or lies on the GPU that trainer and engine share (GpuMemory): then
+nothing leaves the card. The engine's end is inside_vllm.RunWeightReceiver.
 
-SIMPLIFIED. A file serves one host and stays in its memory; while the next one is written, the host holds both, and
-under a GPU trainer the gathered tensors as well. lab/hosts has channels to other hosts and from GPU to GPU.
+SIMPLIFIED. One copy of the weights lies there for the whole run, and it serves one host. At the first `prepare` the host
+holds the gathered tensors as well. lab/hosts has channels to other hosts and between two GPUs.
 
-Source: vLLM 0.32, vllm/model_executor/model_loader/reload.
+Source: vLLM 0.32, vllm/model_executor/model_loader/reload; torch/multiprocessing/reductions.py.
 """
 
 import os
@@ -24,6 +25,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,6 +34,8 @@ from filelock import FileLock
 from torch import nn
 
 import vllm_engine
+from runtime.command_line import reason_of
+from vllm_engine import places, tensors_in
 
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PreTrainedModel
@@ -138,11 +142,45 @@ class RunWeightFile(vllm_engine.WeightFile):
         self.engine_args = {"worker_extension_cls": "runtime.inside_vllm.RunWeightReceiver"}
 
     def prepare(self, weights: Weights) -> None:
-        """Replaces the file by these tensors. Raises OSError if there is no room for it."""
+        """Replaces the weights in the file by these. Raises OSError if there is no room for it."""
         if self.rank == 0:
             super().prepare(weights)
         else:
             take_part(weights)
+
+
+class GpuMemory(RunWeightFile):
+    """Where trainer and engine use the same GPU, the memory is on it: the engine's process opens a handle of it. Where
+    that fails (a container, or another user's process), the run says so and takes the file."""
+
+    def __init__(self, rank: int = 0, device: str = "cuda") -> None:
+        super().__init__(rank)
+        self.device = device
+        self.handle = b""  # of the memory, for another process of this user; empty: the file is used
+
+    def new_memory(self, size: int) -> torch.Tensor:
+        """Memory of `size` bytes on the GPU."""
+        memory = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self.handle = bytes(ForkingPickler.dumps(memory))
+        return memory
+
+    def prepare(self, weights: Weights) -> None:
+        """Replaces the weights in the memory by these."""
+        super().prepare(weights)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # another process does not wait for what this one's stream has yet to copy
+
+    async def deliver(self, vllm: Any) -> None:
+        """Brings the weights prepared last into a paused vLLM."""
+        if self.handle:
+            try:
+                return await vllm.collective_rpc("load_gpu_memory", args=(self.handle, self.layout))
+            except Exception as error:  # vLLM raises many kinds
+                print(f"new weights go through {self.path}: the engine cannot open memory of the GPU ({reason_of(error)})")
+            self.handle, on_gpu = b"", self.tensors
+            self.tensors = tensors_in(super().new_memory(places(self.layout)[-1]), self.layout)
+            super().prepare(on_gpu)
+        await super().deliver(vllm)
 
 
 class InProcess:

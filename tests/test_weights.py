@@ -8,11 +8,11 @@ import stat
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from runtime import weights
 from runtime.weights import CheckpointTensors, RunWeightFile
+from vllm_engine import mapped, tensors_in
 
 
 @pytest.fixture(autouse=True)
@@ -33,21 +33,21 @@ def test_weights_are_written_completely_and_privately(channel):
     tensors = {"a.weight": table.t(), "b": torch.ones(2, requires_grad=True), "c": torch.ones(1).bfloat16()}
     tensors |= {"empty": torch.zeros(0, 3), "scalar": torch.tensor(3.0)}
     channel.prepare(tensors)
-    written = load_file(channel.path)
+    written = tensors_in(mapped(channel.path), channel.layout)  # as another process sees it
     assert {name: x.dtype for name, x in written.items()} == {name: x.dtype for name, x in tensors.items()}
     torch.testing.assert_close(written["a.weight"], torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]))
     assert written["empty"].shape == (0, 3) and written["scalar"].item() == 3.0
+    assert channel.path.stat().st_size == 64 + 64 + 64 + 0 + 64  # each begins at a multiple of 64 bytes
     assert stat.S_IMODE(channel.folder.stat().st_mode) == 0o700
     assert sorted(file.name for file in channel.folder.iterdir()) == ["lock", channel.path.name]
 
 
-def test_a_reader_of_the_old_weights_keeps_them(channel):
-    """The file is replaced, not written over: an engine that still reads it must not get half of each version."""
-    channel.prepare({"a": torch.zeros(3)})
-    with channel.path.open("rb") as old:
-        before = channel.path.read_bytes()
-        channel.prepare({"a": torch.ones(3)})
-        assert old.read() == before != channel.path.read_bytes()
+def test_who_has_mapped_the_file_sees_the_next_weights(channel):
+    """Both sides map it once, and an update is one copy in: no file is made anew."""
+    channel.prepare({"a": torch.zeros(3), "b": torch.zeros(2).bfloat16()})
+    engines = tensors_in(mapped(channel.path), channel.layout)
+    channel.prepare({"a": torch.arange(3.0), "b": torch.ones(2)})
+    assert engines["a"].tolist() == [0, 1, 2] and engines["b"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -348,7 +348,7 @@ def mend_vllm(engine: VLLMEngine) -> None:
 
     def sync_weights(generation: Any) -> None:
         engine.channel.prepare(dict(generation._iter_named_params()))
-        generation.llm.collective_rpc("load_weight_file", args=(str(engine.channel.path),))
+        generation.llm.collective_rpc("load_weight_file", args=(str(engine.channel.path), engine.channel.layout))
         generation.llm.reset_prefix_cache()
 
     vllm_generation.LLM = partial(vllm_generation.LLM, **engine.args)  # TRL's own arguments come after these

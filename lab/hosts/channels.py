@@ -36,7 +36,7 @@ class MessageWeights(RunWeightFile):
 
     async def deliver(self, vllm: Any) -> None:
         """Brings the weights prepared last into a paused vLLM."""
-        await vllm.collective_rpc("load_weight_bytes", args=(self.path.read_bytes(),))
+        await vllm.collective_rpc("load_weight_bytes", args=(self.path.read_bytes(), self.layout))
 
 
 class Meta(NamedTuple):

@@ -2,16 +2,16 @@
 
 import sys
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import benchmark
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from runtime.command_line import parse_flags
 from runtime.flags import check_flags
-from vllm_engine import VLLMEngine
+from vllm_engine import VLLMEngine, mapped, tensors_in
 
 pytestmark = pytest.mark.medium
 
@@ -79,7 +79,7 @@ def test_new_weights_reach_trls_vllm_through_our_channel(monkeypatch):
     of vLLM comes before our arguments."""
     calls = []
     vllm = SimpleNamespace(
-        collective_rpc=lambda method, args: calls.append((method, load_file(args[0]))),
+        collective_rpc=lambda method, args: calls.append((method, tensors_in(mapped(Path(args[0])), args[1]))),
         reset_prefix_cache=lambda: calls.append("prefix cache"),
     )
     generation = type("VLLMGeneration", (), {"llm": vllm})

@@ -13,7 +13,6 @@ import pytest
 import torch
 from fake_vllm import Channel, in_place_of_vllm
 from fake_vllm import new_engine as new_run_engine
-from safetensors.torch import load
 
 from lab.hosts import NcclEngine, RayEngine, RayMessageEngine, ray_check
 from lab.hosts.channels import MessageWeights, TransferWeights
@@ -22,6 +21,7 @@ from runtime.command_line import parse_flags
 from runtime.engine import devices_in_use, place
 from runtime.flags import UsageError, check_flags
 from runtime.generator import EngineFailed
+from vllm_engine import tensors_in
 
 NCCL, RAY, RAY_MESSAGE = (f"--engine lab.hosts:{kind.__name__}" for kind in (NcclEngine, RayEngine, RayMessageEngine))
 
@@ -120,27 +120,21 @@ def test_a_message_has_the_files_bytes():
 
     channel.prepare({"a": torch.ones(3), "b": torch.zeros(2).bfloat16()})
     asyncio.run(channel.deliver(SimpleNamespace(collective_rpc=collective_rpc)))
-    [(name, data)] = sent
-    tensors = load(data)
+    [(name, data, layout)] = sent
+    tensors = tensors_in(torch.frombuffer(bytearray(data), dtype=torch.uint8), layout)
     assert name == "load_weight_bytes" and tensors["a"].tolist() == [1, 1, 1] and tensors["b"].dtype == torch.bfloat16
     channel.close()
 
 
-@pytest.mark.long
-def test_weights_as_bytes_leave_no_file_if_the_engine_dies_while_it_loads_them(monkeypatch):
-    """The file has no name in any folder, and can be read by one."""
+def test_weights_as_bytes_are_loaded_without_a_file(monkeypatch):
     from lab.hosts.receiver import BytesReceiver
     from runtime.inside_vllm import RunWeightReceiver
 
     loaded = []
-
-    def load(self, path):
-        loaded.append(Path(path).read_bytes())
-        assert "memfd" in os.readlink(path)
-
-    monkeypatch.setattr(RunWeightReceiver, "load_weight_file", load)
-    BytesReceiver().load_weight_bytes(b"weights")
-    assert loaded == [b"weights"]
+    monkeypatch.setattr(RunWeightReceiver, "load_tensors", lambda self, tensors: loaded.append(tensors))
+    data = torch.tensor([2.0, 3.0]).numpy().tobytes()
+    BytesReceiver().load_weight_bytes(data, [("a", "float32", [2])])
+    assert loaded[0]["a"].tolist() == [2, 3]
 
 
 class Gathered:
@@ -201,7 +195,7 @@ def test_every_rank_gathers_at_once_and_rank_0_sends_a_copy(transfer):
                 tensor.fill_(9)
         asyncio.run(first.deliver(None))
     assert sent == [{"w0": 0.0, "w1": 4.0}, {"w0": 0.0, "w1": 4.0, "w2": 8.0}]
-    assert not (first.folder / "weights.safetensors").exists() and second.copy == {}
+    assert not first.path.exists() and second.copy == {}
 
 
 def test_a_worker_that_fails_ends_the_delivery_even_if_the_sender_never_returns(transfer):

@@ -13,9 +13,9 @@ from runtime import inside_vllm
 
 
 class Receiver(inside_vllm.RunWeightReceiver):
-    def load_weight_file(self, path: str) -> None:
+    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         assert self.model_runner.use_async_scheduling
-        super().load_weight_file(path)
+        super().load_tensors(tensors)
 
 
 def new_runner(self: Any, vllm_config: Any, device: torch.device, make: Any = CPUModelRunner.__init__) -> None:

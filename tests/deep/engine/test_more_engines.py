@@ -36,11 +36,13 @@ def test_bfloat16_updates(tmp_path: Path, tied: bool, fp32_head: bool) -> None:
             assert tiny.gap(tiny.weights(version - 1), asked, rollouts, **trainer).mean() > 0.5
 
 
-def test_weights_move_in_flight_under_the_scheduler_of_a_gpu(tmp_path: Path) -> None:
-    """vLLM's own, which sends each token. A pause finds a step under way (async_on_cpu.py), whose tokens are still by the
-    weights before it: versions are exact to a token."""
-    tiny = TinyModel(tmp_path, tied=True)
-    args = {"scheduler_cls": None, "worker_extension_cls": "async_on_cpu.Receiver"}
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("scheduler", [None, "runtime.inside_vllm.AsyncWholeCompletions"])
+def test_weights_move_in_flight_under_the_scheduler_of_a_gpu(tmp_path: Path, scheduler: str | None, tied: bool) -> None:
+    """vLLM's own, which sends each token, and ours. A pause finds a step under way (async_on_cpu.py), whose tokens are
+    still by the weights before it: versions are exact to a token."""
+    tiny = TinyModel(tmp_path, tied=tied)
+    args = {"scheduler_cls": scheduler, "worker_extension_cls": "async_on_cpu.Receiver"}
     engine, long = new_engine(tiny, stop_ids=[], engine_args=args), problems(2)
     options = {"pacer": Pacer(2, 0), "length_control": long_training(700)}
     with started(engine, tiny.weights(0), long, **options) as generator:

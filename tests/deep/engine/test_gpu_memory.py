@@ -1,0 +1,62 @@
+"""runtime/weights.GpuMemory in a real engine, with memory that two processes share in the place of a GPU's: the handle, its
+way through vLLM's messages, the layout and both ends are those of a GPU. (That a card's handle opens: lab/tests/gpu.)"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from fake_engine import problems
+from real_engine import new_engine, started
+from test_weights_in_flight import check_weights_move, evaluated, long_training
+from tiny_model import TinyModel
+
+from pipeline_rl import Pacer
+from runtime.weights import GpuMemory
+
+
+@pytest.fixture
+def channel() -> Iterator[GpuMemory]:
+    before = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy("file_system")  # a name that any process opens, as a GPU's handle is
+    yield GpuMemory(device="cpu")
+    torch.multiprocessing.set_sharing_strategy(before)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_move_in_flight(tmp_path, channel, tied):
+    """Versions, log-probs of stale caches, and no file. Weights that are prepared and not yet delivered change nothing,
+    although they lie in memory that the engine has open."""
+    tiny, long = TinyModel(tmp_path, tied=tied), problems(2)
+    engine = new_engine(tiny, channel=channel, stop_ids=[])
+    options = {"pacer": Pacer(2, 0), "length_control": long_training(700)}
+    with started(engine, tiny.weights(0), long, **options) as generator:
+        check_weights_move(generator, tiny, long)
+        live = generator.engine.version
+        generator.settle()
+        channel.prepare(tiny.weights(7))
+        asked, rollouts = evaluated(generator, problems(3, seed=5), 2)
+        assert tiny.gap(tiny.weights(100 + live), asked, rollouts).mean() < 1e-5
+        assert tiny.gap(tiny.weights(7), asked, rollouts).mean() > 0.1
+        assert channel.handle and not channel.path.exists()
+
+
+def test_an_engine_that_cannot_open_the_memory_takes_the_file(tmp_path, channel, capsys):
+    """One sentence, and the run goes on with the weights that were prepared."""
+    tiny = TinyModel(tmp_path, tied=True)
+    usual = channel.new_memory
+
+    def broken(size):
+        memory = usual(size)
+        channel.handle = channel.handle.replace(b"/torch_", b"/gone__")
+        return memory
+
+    channel.new_memory = broken
+    with started(new_engine(tiny, channel=channel), tiny.weights(1), max_completion=12) as generator:
+        for version in (0, 1, 2):
+            if version:
+                generator.push(tiny.weights(version + 1), version, 0)
+            asked, rollouts = evaluated(generator, problems(3), 2)
+            assert tiny.gap(tiny.weights(version + 1), asked, rollouts).mean() < 1e-5
+        assert channel.path.exists()
+    printed = [line for line in capsys.readouterr().out.splitlines() if "new weights go through" in line]
+    assert len(printed) == 1 and "cannot open memory of the GPU" in printed[0]
