@@ -168,8 +168,8 @@ class VLLMEngine:
 
 
 class WeightFile:
-    """The plain weight channel: a file in shared memory, which the trainer writes and an engine on this host reads. Both
-    map it once; an update is one copy in and one copy out.
+    """The plain weight channel: a file in shared memory, which the trainer writes and an engine on this host reads.
+    Both map it once, and an update is one copy in and one copy out.
 
     A channel has `engine_args`, which vLLM needs for it, and these methods. Weights are a dict, name in the Hugging
     Face checkpoint -> tensor, as `dict(model.named_parameters())`: a tied head is not among them. The folder of this

@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fp32_head import GENERATOR_ARGS
 from runtime.command_line import reason_of
 from runtime.flags import DEFAULTS, Flags, UsageError, own_code
@@ -50,6 +52,9 @@ def choose_engine(flags: Flags) -> list[str]:
         raise UsageError(f"--engine {flags.engine} is no class; runtime/engine.py says what one must have.")
     if flags.engine == "torch" or not issubclass(kind, VLLMEngine):
         return []
+    if flags.engine == "auto" and not flags.model and not flags.engine_args and torch.cuda.is_available():
+        flags.engine = "torch"
+        return ["--engine torch, which is faster than vllm for the built-in model on a GPU"]
     problem = problem or vllm_problem()
     if not problem:
         flags.engine = flags.engine if own else "vllm"

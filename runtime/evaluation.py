@@ -29,6 +29,7 @@ from tasks.prompts import Problem, Task
 
 CHECK_ROWS = 64  # completions that are scored
 PROBES = 16  # completions of a probe
+PROBE_TOKENS = 32  # that each leg of them samples at most: the next weights wait for it
 PROBE_EVERY = 5  # steps
 
 # Mean |difference| of log-probs, in nats per token, that rounding explains. float32: measured up to 4e-6, while weights
@@ -77,7 +78,8 @@ class Evaluator:
         elif self.under_way is None and step // PROBE_EVERY > before // PROBE_EVERY:
             draw = random.Random(f"{flags.seed} probe {step}")
             problems = draw.sample(self.task.held_out, min(PROBES, len(self.task.held_out)))
-            self.under_way = Pending(self.generator.evaluate(problems, 1), problems, progress.version)
+            future = self.generator.evaluate(problems, 1, PROBE_TOKENS)
+            self.under_way = Pending(future, problems, progress.version)
 
     def begin_evaluation(self, progress: Progress) -> None:
         """Starts an evaluation of the held-out prompts and of the evaluation sets, at the live version."""

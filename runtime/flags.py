@@ -104,7 +104,9 @@ class Flags:
     batch_prompts: int = flag(16, "B, prompts per optimizer step.", at_least=1)
     rollouts: int = flag(16, "G, completions per prompt.", at_least=1)
     min_ready: int = flag(0, "Groups that wait ready: lag + min_ready / B.", only_with=WHOLE_BATCHES, at_least=0)
-    engine: str = flag("auto", "`auto`: vllm where it can be imported, else `torch`; or your own module:Class.")
+    engine: str = flag(
+        "auto", "`auto`: vllm if it is there (on a GPU only with --model), else torch; or your module:Class."
+    )
     max_num_seqs: int = flag(256, "Requests inside the engine at once.", at_least=1)
     engine_args: str = flag("", 'vLLM\'s own arguments, a JSON object: {"tensor_parallel_size": 2}.', only_with=VLLM)
 

@@ -19,6 +19,7 @@ Three ways to wait; once anything has failed in the loop, the first two raise. (
 
 import asyncio
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -124,7 +125,7 @@ class Generator:
         self.counters.prefilled += sum(rollout.prefilled for rollout in rollouts)
         self.pacer.finish(Group(number, problem, version, rollouts))
 
-    async def _rollout(self, problem: Problem, budget: int, version: int) -> Rollout:
+    async def _rollout(self, problem: Problem, budget: int, version: int, longest_leg: int = sys.maxsize) -> Rollout:
         """One completion, in one request, or in two where the first one ends at `budget` and tokens for an answer are
         left; the phrase comes between only if thinking had not ended. Gives its slot back."""
         prompt, control = list(problem.prompt_ids), self.length_control
@@ -134,7 +135,8 @@ class Generator:
             leg = control and control.second_leg(prompt, first.completion_ids, first.finish_reason)
             if leg is None:
                 return first
-            second = rollout_of(await self.engine.sample(leg.prompt_ids, leg.max_tokens, salt))
+            answer = min(leg.max_tokens, longest_leg)
+            second = rollout_of(await self.engine.sample(leg.prompt_ids, answer, salt))
         finally:
             self._count(-1)
         return joined(first, list(leg.forced_ids), second, control.mask)
@@ -144,9 +146,10 @@ class Generator:
         for rollout, (reward, correct) in zip(rollouts, scores, strict=True):
             rollout.reward, rollout.correct = float(reward), bool(correct)
 
-    async def _evaluate(self, problems: list[Any], n_samples: int) -> list[list[Rollout]]:
+    async def _evaluate(self, problems: list[Any], n_samples: int, longest_leg: int) -> list[list[Rollout]]:
         """Its requests enter before any new group, with the longest budget (T4: papers do not say which)."""
         longest = self.length_control.max_budget if self.length_control else self.max_completion
+        budget = min(longest, longest_leg)
         started, sampled_before = time.monotonic(), self.counters.sampled
         requests = []
         async with self._one_version:
@@ -155,7 +158,7 @@ class Generator:
                 for problem in [problem for problem in problems for _ in range(n_samples)]:
                     await self._until(lambda: self.free > 0)
                     self._count(1)
-                    future = self._run(self._rollout, problem, longest, self.engine.version)
+                    future = self._run(self._rollout, problem, budget, self.engine.version, longest_leg)
                     requests.append(asyncio.wrap_future(future))
             finally:
                 self._evaluation_enters = False
@@ -241,10 +244,11 @@ class Generator:
             self.result_of(self._pushing)
             self._pushing = None
 
-    def evaluate(self, problems: Iterable[Problem], n_samples: int) -> Future:
-        """Starts `n_samples` completions of each problem. The future, for `result_of`, has rollouts by problem."""
+    def evaluate(self, problems: Iterable[Problem], n_samples: int, longest_leg: int = sys.maxsize) -> Future:
+        """Starts `n_samples` completions of each problem, in requests of at most `longest_leg` tokens. The future, for
+        `result_of`, has rollouts by problem."""
         self.settle()
-        return self._run(self._evaluate, list(problems), n_samples)
+        return self._run(self._evaluate, list(problems), n_samples, longest_leg)
 
     def close(self) -> None:
         """Stops engine and thread; safe to call twice and after a failure."""

@@ -185,8 +185,8 @@ class WholeCompletions(Scheduler):
 
 
 class AsyncWholeCompletions(WholeCompletions, AsyncScheduler):
-    """`WholeCompletions` over the scheduler that vLLM takes on a GPU. There a pause finds a step or two under way: their
-    tokens come while it lasts, and are counted to the weights before it."""
+    """`WholeCompletions` over the scheduler that vLLM takes on a GPU. A pause finds a step under way there: its tokens
+    come while the pause lasts, and count to the weights before it."""
 
 
 def skip_inner_tokens(allocate_slots: Callable[..., Any], no_blocks: object, block_size: int) -> Callable[..., Any]:

@@ -75,7 +75,9 @@ class Run:
             self.history = PassRateHistory(flags.pass_rate_threshold)
             self.prompts = PromptStream(task.train, flags.seed, self.history.retired)
             rank = ranks.accelerator.process_index
-            engine, channel = new_engine(flags, placement, rank, model_folder, task.stop_ids, longest)
+            engine, channel = new_engine(
+                flags, placement, rank, model_folder, task.stop_ids, longest, self.trainer.model
+            )
             generator = None
             if engine is not None:  # on rank 0
                 generator = new_generator(flags, engine, task, self.prompts, control, self.progress)

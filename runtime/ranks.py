@@ -125,10 +125,11 @@ class SharedGenerator:
         if self.ranks.count > 1:
             self.ranks.from_main(lambda: self.on_main.settle())
 
-    def evaluate(self, problems: list[Problem], n_samples: int) -> Future | None:
-        """Starts sampling `n_samples` completions of each problem at the live version; None on ranks other than 0."""
+    def evaluate(self, problems: list[Problem], n_samples: int, longest_leg: int = sys.maxsize) -> Future | None:
+        """Starts sampling `n_samples` completions of each problem at the live version, in requests of at most
+        `longest_leg` tokens; None on ranks other than 0."""
         self.settle()
-        return None if self.generator is None else self.generator.evaluate(problems, n_samples)
+        return None if self.generator is None else self.generator.evaluate(problems, n_samples, longest_leg)
 
     def close(self) -> None:
         """Ends the engine and the weight channel."""

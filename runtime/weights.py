@@ -11,11 +11,11 @@ every rank of the trainer has an end of a channel and calls its `prepare`:
                     deliver(vllm)       tells a paused engine to load what is there
     other ranks     prepare(weights)    take part in gathering
 
-The memory is a file in shared memory (RunWeightFile), or lies on the GPU that trainer and engine share (GpuMemory): then
-nothing leaves the card. The engine's end is inside_vllm.RunWeightReceiver.
+The memory is a file in shared memory (RunWeightFile), or a part of the GPU where trainer and engine share one
+(GpuMemory): then nothing leaves the card. The engine's end is inside_vllm.RunWeightReceiver.
 
-SIMPLIFIED. One copy of the weights lies there for the whole run, and it serves one host. At the first `prepare` the host
-holds the gathered tensors as well. lab/hosts has channels to other hosts and between two GPUs.
+SIMPLIFIED. One copy of the weights lies there for the whole run, and it serves one host. At the first `prepare` the
+host holds the gathered tensors as well. lab/hosts has channels to other hosts and between two GPUs.
 
 Source: vLLM 0.32, vllm/model_executor/model_loader/reload; torch/multiprocessing/reductions.py.
 """
@@ -176,7 +176,9 @@ class GpuMemory(RunWeightFile):
             try:
                 return await vllm.collective_rpc("load_gpu_memory", args=(self.handle, self.layout))
             except Exception as error:  # vLLM raises many kinds
-                print(f"new weights go through {self.path}: the engine cannot open memory of the GPU ({reason_of(error)})")
+                print(
+                    f"new weights go through {self.path}: the engine cannot open memory of the GPU ({reason_of(error)})"
+                )
             self.handle, on_gpu = b"", self.tensors
             self.tensors = tensors_in(super().new_memory(places(self.layout)[-1]), self.layout)
             super().prepare(on_gpu)

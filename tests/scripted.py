@@ -95,7 +95,7 @@ class ScriptedGenerator:
             self.pacer.release(count)
             self.fill()
 
-    def evaluate(self, problems, n_samples):
+    def evaluate(self, problems, n_samples, longest_leg=0):
         self.settle()
         assert not self.evaluating
         self.evaluating = True

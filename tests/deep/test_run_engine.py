@@ -21,10 +21,10 @@ from fp32_head import GENERATOR_ARGS
 from runtime import engine
 from runtime.command_line import parse_flags, reason_of
 from runtime.engine import devices_in_use, place, variables_set
-from runtime.engine_flags import engine_options, worker_count
+from runtime.engine_flags import choose_engine, engine_options, worker_count
 from runtime.flags import Flags, UsageError, check_flags
 from runtime.generator import EngineDied, EngineFailed, GeneratorFailed
-from runtime.weights import RunWeightFile
+from runtime.weights import GpuMemory, RunWeightFile
 from vllm_engine import vllm_environment
 
 # ------------------------------------------------------------------------------------------------------ where it computes
@@ -42,33 +42,93 @@ def host(monkeypatch, gpus, trainers):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def engine_for(words):
-    result, channel = engine.new_engine(flags_of(words), place(flags_of(words)), 0, "model", [1], 64)
+def engine_for(words, trained=None):
+    result, channel = engine.new_engine(flags_of(words), place(flags_of(words)), 0, "model", [1], 64, trained)
     channel.close()
     return result, channel
 
 
 @pytest.mark.parametrize(
-    ("gpus", "trainers", "words", "own", "share"),
+    ("gpus", "trainers", "words", "own", "share", "kind"),
     [
-        (0, 1, "", [], None),
-        (1, 1, "", [0], 0.35),  # one GPU, shared: vLLM's own .92 would leave the trainer nothing
-        (1, 1, '--engine_args {"gpu_memory_utilization":0.2}', [0], 0.2),
-        (2, 1, "", [1], None),  # the free one
-        (8, 4, '--engine_args {"tensor_parallel_size":2,"pipeline_parallel_size":2}', [4, 5, 6, 7], None),
-        (8, 8, '--engine_args {"tensor_parallel_size":8}', [*range(8)], 0.35),
-        (8, 6, '--engine_args {"tensor_parallel_size":4}', [0, 1, 2, 3], 0.35),  # two free ones are too few
+        (0, 1, "", [], None, RunWeightFile),
+        (1, 1, "", [0], 0.35, GpuMemory),  # one GPU, shared: vLLM's own .92 would leave the trainer nothing
+        (1, 1, '--engine_args {"gpu_memory_utilization":0.2}', [0], 0.2, GpuMemory),
+        (2, 1, "", [1], None, RunWeightFile),  # the free one
+        (
+            8,
+            4,
+            '--engine_args {"tensor_parallel_size":2,"pipeline_parallel_size":2}',
+            [4, 5, 6, 7],
+            None,
+            RunWeightFile,
+        ),
+        (8, 8, '--engine_args {"tensor_parallel_size":8}', [*range(8)], 0.35, RunWeightFile),
+        (8, 6, '--engine_args {"tensor_parallel_size":4}', [0, 1, 2, 3], 0.35, RunWeightFile),  # two free: too few
     ],
 )
-def test_places(monkeypatch, capsys, gpus, trainers, words, own, share):
+def test_places(monkeypatch, capsys, gpus, trainers, words, own, share, kind):
+    """The GPUs of an engine, how much of them it takes, and how weights reach it."""
     host(monkeypatch, gpus, trainers)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (0, 2_000_000))
     check_flags(flags_of(words))
-    result, channel = engine_for(words)
-    assert type(channel) is RunWeightFile and result.channel is channel and list(result.gpus) == own
+    result, channel = engine_for(words, trained())  # whose requests could fill 10 MB: more than the share
+    assert type(channel) is kind and result.channel is channel and list(result.gpus) == own
     assert result.args.get("gpu_memory_utilization") == share
     assert ("wins" in capsys.readouterr().out) == (share is not None and "gpu_memory" not in words)
     # On a GPU vLLM schedules a step while the one before it runs; a subclass of its plain scheduler could not.
-    assert ("scheduler_cls" in result.args) == (gpus == 0)
+    assert result.args["scheduler_cls"].endswith("AsyncWholeCompletions" if gpus else ".WholeCompletions")
+    assert result.args["async_scheduling"] == (gpus > 0)
+
+
+def trained(weights=100, **config):
+    """A trainer's model: two layers, four heads of width 8, of which two have keys and values."""
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "num_key_value_heads": 2} | config
+    text = SimpleNamespace(get_text_config=lambda: SimpleNamespace(**shape))
+    return SimpleNamespace(config=text, parameters=lambda: [torch.empty(weights, device="meta")])
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "cache"),
+    [
+        # 256 requests of 64 tokens, in 4 + 1 blocks of 16; a token has 2 layers x (key, value) x 2 heads x 8 x 4 bytes
+        ("", {}, 256 * 80 * 256),
+        ("--max_num_seqs 32 --dtype bfloat16", {}, 32 * 80 * 128),
+        ("", {"num_key_value_heads": None, "head_dim": 4}, 256 * 80 * 256),  # all four heads, of width 4
+    ],
+)
+def test_an_engine_keeps_what_its_requests_can_fill(monkeypatch, capsys, words, config, cache):
+    host(monkeypatch, 1, 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (0, 10**8))
+    args = engine_for(words, trained(**config))[0].args
+    assert args["kv_cache_memory_bytes"] == cache
+    assert args["gpu_memory_utilization"] == -(-cache // 10**6) / 100  # what vLLM wants to see free at its start
+    assert f"an engine keeps {cache / 1e9:.1f} GB of its GPU" in capsys.readouterr().out
+
+
+def test_a_gpu_too_small_for_both_sides_is_refused(monkeypatch):
+    """24 bytes a weight, and the cache: 2.4 + .005 GB."""
+    host(monkeypatch, 1, 1)
+    for total, fits in ((2.5e9, True), (2.4e9, False)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu, total=total: (0, int(total)))
+        if fits:
+            engine_for("", trained(10**8))
+        else:
+            with pytest.raises(UsageError, match="need more than 2 GB, and their GPU has 2: .*lower --max_num_seqs"):
+                engine_for("", trained(10**8))
+
+
+def test_auto_takes_torch_for_the_built_in_model_on_a_gpu(monkeypatch):
+    """vLLM would compile for a minute and make fewer tokens. A model, or arguments for vLLM, ask for vLLM."""
+    host(monkeypatch, 1, 1)
+    monkeypatch.setattr("runtime.engine_flags.vllm_problem", lambda: "")
+    for words, expected in (("", "torch"), ("--model org/name", "vllm")):
+        flags = flags_of(words)
+        choose_engine(flags)
+        assert flags.engine == expected
+    flags = flags_of('--engine_args {"block_size":64}')
+    choose_engine(flags)
+    assert flags.engine == "vllm"
 
 
 def test_the_torch_engine_is_on_the_first_trainers_gpu(monkeypatch):
@@ -94,7 +154,7 @@ def test_places_that_cannot_work_are_refused(monkeypatch, gpus, trainers, words,
 
 
 def test_other_ranks_have_an_end_of_the_channel_and_no_engine():
-    result, channel = engine.new_engine(flags_of(""), place(flags_of("")), 1, "model", [1], 64)
+    result, channel = engine.new_engine(flags_of(""), place(flags_of("")), 1, "model", [1], 64, None)
     channel.close()
     assert result is None and channel.rank == 1
 

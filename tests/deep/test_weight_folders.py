@@ -45,7 +45,9 @@ def test_weights_that_have_no_room_name_the_place_and_the_fix(channel, monkeypat
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     for _ in range(2):  # a second attempt says the same
-        with pytest.raises(OSError, match=r"^no room for weights of 8\.0 MB in /.*, which has .* MB free: .*--shm-size"):
+        with pytest.raises(
+            OSError, match=r"^no room for weights of 8\.0 MB in /.*, which has .* MB free: .*--shm-size"
+        ):
             channel.prepare({"a": torch.zeros(2_000_000)})
         assert sorted(file.name for file in channel.folder.iterdir()) == ["lock"]
 

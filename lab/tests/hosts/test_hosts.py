@@ -3,10 +3,8 @@ is driven so that neither side waits forever."""
 
 import asyncio
 import contextlib
-import os
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -54,13 +52,13 @@ def test_places_and_channels(monkeypatch, gpus, trainers, words, kind, own, memo
     host(monkeypatch, gpus, trainers)
     flags = flags_of(words)
     check_flags(flags)
-    result, channel = engine.new_engine(flags, place(flags), 0, "model", [1], 64)
+    result, channel = engine.new_engine(flags, place(flags), 0, "model", [1], 64, None)
     channel.close()
     assert type(channel) is kind and result.channel is channel and list(result.gpus) == own
     assert result.args.get("gpu_memory_utilization") == memory
     if kind is TransferWeights:
         assert (channel.workers, channel.address) == (len(own) or 1, "127.0.0.1" if own else "127.0.0.2")
-    assert engine.new_engine(flags, place(flags), 1, "model", [1], 64)[0] is None
+    assert engine.new_engine(flags, place(flags), 1, "model", [1], 64, None)[0] is None
 
 
 @pytest.mark.parametrize(("gpus", "trainers"), [(0, 1), (2, 2)])
