@@ -181,30 +181,30 @@ class WeightFile:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="weights-", dir=shared_memory()))
         self.path = self.folder / "weights"
         self.layout: Layout = []
-        self.tensors: dict[str, torch.Tensor] = {}  # the parts of the memory
+        self.size = 0  # bytes of all tensors
+        self.tensors: dict[str, torch.Tensor] = {}  # in that memory
         self.engine_args: dict[str, Any] = {"worker_extension_cls": f"{__name__}.WeightReceiver"}
 
     def prepare(self, weights: Any) -> None:
         """Copies these tensors into the memory; no engine may be reading it. Raises OSError if there is no room."""
-        if not self.layout:  # how large they are is known when all have come
+        if not self.tensors:  # how large they are is known when all have come
             weights = {name: tensor.detach().cpu() for name, tensor in weights.items()}
-            layout = [(name, str(x.dtype).removeprefix("torch."), list(x.shape)) for name, x in weights.items()]
-            self.tensors = tensors_in(self.new_memory(places(layout)[-1]), layout)
-            self.layout = layout
+            self.layout, self.size = layout_of(weights)
+            self.tensors = tensors_in(self.new_memory(), self.layout)
         for name, tensor in weights.items():
             self.tensors[name].copy_(tensor.detach())
 
-    def new_memory(self, size: int) -> torch.Tensor:
-        """Memory of `size` bytes. Raises OSError."""
+    def new_memory(self) -> torch.Tensor:
+        """The memory, `size` bytes. Raises OSError."""
         try:
             with self.path.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, size)  # now, or a write would end this process for want of room
+                os.posix_fallocate(file.fileno(), 0, self.size)  # or a write without room would end this process
         except OSError as error:
             self.path.unlink(missing_ok=True)
             free = shutil.disk_usage(self.folder).free
             raise OSError(
-                f"no room for weights of {size / 1e6:.1f} MB in {self.folder.parent}, which has {free / 1e6:.1f} MB "
-                "free: make it larger (Docker: --shm-size)"
+                f"no room for weights of {self.size / 1e6:.1f} MB in {self.folder.parent}, which has "
+                f"{free / 1e6:.1f} MB free: make it larger (Docker: --shm-size)"
             ) from error
         return mapped(self.path)
 
@@ -217,25 +217,24 @@ class WeightFile:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-Layout = list[tuple[str, str, list[int]]]  # (name, dtype, shape) of the tensors that lie one after another in memory
+Layout = list[tuple[str, str, list[int], int]]  # name, dtype, shape, and first byte of each tensor in the memory
 
 
-def places(layout: Layout) -> list[int]:
-    """The byte at which each tensor begins, a multiple of 64, and then the size of all."""
-    starts = [0]
-    for _, dtype, shape in layout:
-        end = starts[-1] + math.prod(shape) * getattr(torch, dtype).itemsize
-        starts.append(end + -end % 64)
-    return starts
+def layout_of(tensors: dict[str, torch.Tensor]) -> tuple[Layout, int]:
+    """Places for the tensors, one after another, each at a multiple of 64 bytes; and the size of all."""
+    layout, size = [], 0
+    for name, tensor in tensors.items():
+        layout.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), size))
+        size += tensor.nbytes + -tensor.nbytes % 64
+    return layout, size
 
 
 def tensors_in(memory: torch.Tensor, layout: Layout) -> dict[str, torch.Tensor]:
     """name -> the tensor in its place in `memory`, whose dtype is uint8."""
     tensors = {}
-    for (name, dtype, shape), start in zip(layout, places(layout), strict=False):
+    for name, dtype, shape, start in layout:
         kind = getattr(torch, dtype)
-        part = memory[start : start + math.prod(shape) * kind.itemsize]
-        tensors[name] = part.view(kind).view(shape)
+        tensors[name] = memory[start : start + math.prod(shape) * kind.itemsize].view(kind).view(shape)
     return tensors
 
 

@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import re
 import signal
@@ -49,6 +48,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 import vllm_engine
+from runtime import gpu_share
 from runtime.command_line import reason_of
 from runtime.engine_flags import engine_options, worker_count
 from runtime.flags import Flags, UsageError, own_code
@@ -58,10 +58,7 @@ from runtime.torch_engine import TorchEngine
 from runtime.weights import Channel, GpuMemory, InProcess, RunWeightFile
 
 if TYPE_CHECKING:  # its import takes seconds
-    from transformers import PretrainedConfig, PreTrainedModel
-
-# The most that an engine takes of a GPU on which a trainer is, too. By vLLM's default it is .92.
-SHARE_WITH_TRAINER = 0.35
+    from transformers import PreTrainedModel
 
 # What torch.distributed.run sets for its processes. The engine must not see these, or it would try to join the
 # launcher's store.
@@ -175,45 +172,13 @@ def new_engine(
         return None, channel
     options = dict(placement.options)
     if placement.shared and not {"gpu_memory_utilization", "kv_cache_memory_bytes"} & options.keys():
-        options |= share_of_gpu(flags, placement, longest, trained)
+        alone = trainers_here() == placement.workers == 1
+        options |= gpu_share.engine_args(flags, placement.gpus[0], placement.workers, longest, trained, alone)
     engine = kind(
         model, stop_ids, longest, channel, flags.temperature, flags.max_num_seqs, flags.dtype, flags.seed, options,
         gpus=placement.gpus,
     )  # fmt: skip
     return engine, channel
-
-
-def share_of_gpu(flags: Flags, placement: Placement, longest: int, trained: PreTrainedModel) -> Record:
-    """vLLM's arguments for an engine on a trainer's GPU: memory for all that its requests can keep, but at most
-    SHARE_WITH_TRAINER of the GPU. Raises UsageError if it cannot hold both."""
-    total = torch.cuda.mem_get_info(placement.gpus[0])[1]
-    asked = cache_bytes(trained.config.get_text_config(), flags, longest, placement.workers)
-    cache = min(asked, int(SHARE_WITH_TRAINER * total))
-    if trainers_here() == placement.workers == 1:
-        # 24 bytes a weight, in either dtype: in FP32 itself, its gradient and two moments; and 8 for the engine's
-        # weight, the one between the two, and in bfloat16 the trainer's rounded copy and its gradient.
-        needed = 24 * sum(weight.numel() for weight in trained.parameters()) + cache
-        if needed > total:
-            raise UsageError(
-                f"trainer and engine need more than {needed / 1e9:.0f} GB, and their GPU has {total / 1e9:.0f}: take "
-                "a smaller model, a lower --max_num_seqs, or more GPUs (docs/gpu.md)."
-            )
-    wins = "`gpu_memory_utilization` in --engine_args wins"
-    if cache < asked:
-        print(f"an engine takes {SHARE_WITH_TRAINER} of its GPU; {wins}")
-        return {"gpu_memory_utilization": SHARE_WITH_TRAINER}
-    print(f"an engine keeps {cache / 1e9:.1f} GB of its GPU for {flags.max_num_seqs} requests; {wins}")
-    return {"gpu_memory_utilization": math.ceil(100 * cache / total) / 100, "kv_cache_memory_bytes": cache}
-
-
-def cache_bytes(config: PretrainedConfig, flags: Flags, longest: int, workers: int) -> int:
-    """Bytes on each GPU of the keys and values of as many requests as the engine has slots, each as long as it may
-    become: in blocks of 16 tokens, and one more for each. With more workers than heads, each head is there several
-    times."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    token = 2 * config.num_hidden_layers * heads * width * getattr(torch, flags.dtype).itemsize
-    return flags.max_num_seqs * (math.ceil(longest / 16) + 1) * 16 * token // min(workers, heads)
 
 
 # ----------------------------------------------------------------------------------------------------------- the engine

@@ -35,7 +35,6 @@ from torch import nn
 
 import vllm_engine
 from runtime.command_line import reason_of
-from vllm_engine import places, tensors_in
 
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PreTrainedModel
@@ -158,9 +157,9 @@ class GpuMemory(RunWeightFile):
         self.device = device
         self.handle = b""  # of the memory, for another process of this user; empty: the file is used
 
-    def new_memory(self, size: int) -> torch.Tensor:
-        """Memory of `size` bytes on the GPU."""
-        memory = torch.empty(size, dtype=torch.uint8, device=self.device)
+    def new_memory(self) -> torch.Tensor:
+        """The memory, on the GPU."""
+        memory = torch.empty(self.size, dtype=torch.uint8, device=self.device)
         self.handle = bytes(ForkingPickler.dumps(memory))
         return memory
 
@@ -180,7 +179,7 @@ class GpuMemory(RunWeightFile):
                     f"new weights go through {self.path}: the engine cannot open memory of the GPU ({reason_of(error)})"
                 )
             self.handle, on_gpu = b"", self.tensors
-            self.tensors = tensors_in(super().new_memory(places(self.layout)[-1]), self.layout)
+            self.tensors = vllm_engine.tensors_in(super().new_memory(), self.layout)
             super().prepare(on_gpu)
         await super().deliver(vllm)
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from runtime.engine import Placement, RunEngine
 from runtime.weights import RunWeightFile
-
-import torch
 
 ROOT = Path(__file__).resolve().parents[3]
 TINY = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}

@@ -131,7 +131,7 @@ def test_weights_as_bytes_are_loaded_without_a_file(monkeypatch):
     loaded = []
     monkeypatch.setattr(RunWeightReceiver, "load_tensors", lambda self, tensors: loaded.append(tensors))
     data = torch.tensor([2.0, 3.0]).numpy().tobytes()
-    BytesReceiver().load_weight_bytes(data, [("a", "float32", [2])])
+    BytesReceiver().load_weight_bytes(data, [("a", "float32", [2], 0)])
     assert loaded[0]["a"].tolist() == [2, 3]
 
 

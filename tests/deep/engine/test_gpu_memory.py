@@ -45,8 +45,8 @@ def test_an_engine_that_cannot_open_the_memory_takes_the_file(tmp_path, channel,
     tiny = TinyModel(tmp_path, tied=True)
     usual = channel.new_memory
 
-    def broken(size):
-        memory = usual(size)
+    def broken():
+        memory = usual()
         channel.handle = channel.handle.replace(b"/torch_", b"/gone__")
         return memory
 
