@@ -27,6 +27,9 @@ from tasks.prompts import PromptStream, Task
 LOW_ENTROPY = 1e-3  # nats per token
 EMPTY_STEPS = 3  # in a row
 UNFINISHED = 0.5  # share of completions whose thinking never ended
+# lab/law/stability.py: from the first steps on, no published run beyond it stood.
+EARLY_STEPS = 10
+EARLY_DRIFT = 0.42
 
 
 @dataclass(eq=False)
@@ -164,7 +167,10 @@ class Recorder:
         self.folder.append("metrics.jsonl", record)
         numbers = {name: value for name, value in record.items() if isinstance(value, int | float) and name != "step"}
         self.ranks.accelerator.log(numbers, step=progress.step)
-        for line in [step_line(record), *warnings_of(record, self.empty_steps)]:
+        lines = [step_line(record), *warnings_of(record, self.empty_steps)]
+        if progress.step == EARLY_STEPS:
+            lines += early_warning(self.folder.read("metrics.jsonl"), self.flags)
+        for line in lines:
             self.ranks.say(line)
 
     def _trained(self, batch: TrainingBatch, metrics: Record) -> Record:
@@ -300,3 +306,13 @@ def warnings_of(record: Record, empty_steps: int) -> Iterator[str]:
             f"Warning: {unfinished:.0%} of completions never ended their thinking and count as wrong; if the model "
             "does not think, use --thinking false."
         )
+
+
+def early_warning(records: Sequence[Record], flags: Flags) -> Iterator[str]:
+    """What the first steps say of the rest: log rho has moved as the lag (-log ESS = sigma^2), and the lag that the
+    flags hold comes later."""
+    steps = [record for record in records if "ess" in record]
+    lag, ess = (sum(step[name] for step in steps) / max(1, len(steps)) for name in ("lag_mean", "ess"))
+    held = min(flags.k, 1 + flags.min_ready / flags.batch_prompts)
+    if lag and math.sqrt(abs(math.log(ess)) * max(lag, held)) / lag > EARLY_DRIFT:
+        yield "Warning: runs that began so went down; a lower --lr or --k may help (lab/law/stability.py says which)."

@@ -12,7 +12,7 @@ from runtime.flags import VERSION, Flags
 from runtime.folder import Folder
 from runtime.generator import Counters
 from runtime.ranks import Ranks
-from runtime.recorder import Clock, Recorder, staleness, step_line
+from runtime.recorder import Clock, Recorder, early_warning, staleness, step_line
 
 
 @pytest.fixture
@@ -94,6 +94,30 @@ def test_staleness_by_hand():
     """A triangle of sides 3, 4 and 5; a mismatch that is larger than the whole leaves nothing; NaN is not hidden."""
     assert staleness(5.0, 3.0) == pytest.approx(4.0) and staleness(0.1, 0.0) == pytest.approx(0.1)
     assert staleness(0.1, 0.2) == 0.0 and math.isnan(staleness(math.nan, 0.1))
+
+
+def test_the_early_warning_by_hand():
+    """An ESS of .75 at a mean lag of 4: sigma = sqrt(-log .75) = .536, so .134 nats an update, times the root of the lag
+    that will be there: .536 at 16 is beyond .42, .268 at 4 is not. A step that trained nothing does not count."""
+    steps = [
+        {"config": {}},
+        {"lag_mean": 99.0},
+        *({"lag_mean": lag, "ess": ess} for lag, ess in ((3.0, 0.8), (5.0, 0.7))),
+    ]
+    [line] = early_warning(steps, Flags(k=16, min_ready=15 * 16))
+    assert line.startswith("Warning: runs that began so went down")
+    assert not list(early_warning(steps, Flags(k=4, min_ready=3 * 16)))
+    on_policy = [{"lag_mean": 0.0, "ess": 1.0}]
+    assert not list(early_warning(on_policy, Flags(k=0))) and not list(early_warning(steps[:2], Flags()))
+
+
+def test_the_early_warning_comes_once(run, monkeypatch, capsys):
+    """After step 2, and not before or again."""
+    monkeypatch.setattr(recorder, "EARLY_STEPS", 2)
+    monkeypatch.setattr(recorder, "EARLY_DRIFT", -1.0)
+    run({}, max_steps=4, eval_every=4)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("step", "Warning: runs"))]
+    assert [line.split()[1] for line in lines] == ["1", "2", "runs", "3", "4"]
 
 
 def test_the_table_of_the_end_by_hand(new_clock, tmp_path):
