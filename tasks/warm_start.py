@@ -61,7 +61,7 @@ class Demonstrations:
     ops: tuple[int, int] = OPS  # fewest and most operations of a problem
 
 
-DISCOVER = Demonstrations(wrong_rates=(0.02, 0.10), recheck=0.0, restart=0.0, cut=0.0)
+DISCOVER = Demonstrations(wrong_rates=(0.02, 0.10), recheck=0.0, restart=0.0, cut=0.0, rarity=50)
 
 
 def wrong_rates(ends: tuple[float, float]) -> dict[Fact, float]:

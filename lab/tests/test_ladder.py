@@ -1,0 +1,61 @@
+"""lab/ladder: from rung 0 the diffs make recipe.py, each rung runs, and what is not there is named."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "lab" / "ladder"))
+
+import run
+import rungs
+
+RECIPE = (ROOT / "recipe.py").read_text()
+
+
+def test_the_diffs_lead_from_rung_0_to_the_recipe():
+    """Each of at most 15 lines, and none without a change."""
+    text = rungs.source(0)
+    assert 'schedule="ppo_off_policy"' in text and "grpo(" in text and "has_variance" not in text
+    for rung in range(1, 9):
+        diff = rungs.diff_of(rung)
+        assert 0 < sum(line[0] in "+-" for line in diff.splitlines()) <= 15
+        text = rungs.applied(text, diff)
+        assert text == rungs.source(rung)
+    assert text == RECIPE
+
+
+def test_a_diff_that_does_not_fit_says_so():
+    with pytest.raises(ValueError, match="recipe.py has changed"):
+        rungs.applied(RECIPE, "-a line that is not there\n+another\n")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rung", range(9))
+def test_each_rung_runs(rung, monkeypatch, tmp_path):
+    """Eight steps in its setting; the generator samples, and the trainer's tokens count three times."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(rungs, "OUT", tmp_path)
+    rows = rungs.climb(rung, rungs.RUNGS[rung], steps=8)
+    assert [row["step"] for row in rows] == [0, 8] and rows[1]["work"] > rows[1]["tokens"] > 0
+    assert all(0 <= row["pass_rate"] <= 1 for row in rows)
+
+
+@pytest.mark.parametrize("rung", ["9", "-1", "CISPO"])
+def test_a_rung_that_is_not_there(rung, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["--", rung])
+    assert f"there is no rung '{rung}'; the rungs are 0 GRPO, 1 PipelineRL, " in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_the_command(monkeypatch, tmp_path, capsys):
+    """Diff and question come before the run, the answer after it, and the picture lies where it says."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(rungs, "OUT", tmp_path)
+    monkeypatch.setattr(run, "OUT", tmp_path)
+    assert run.main(["4", "--steps", "8"]) == 0
+    said = capsys.readouterr().out
+    places = [said.index(text) for text in ("has_variance", "Question", "step  8", "Your curve over those of rung 3")]
+    assert places == sorted(places) and (tmp_path / "rung_4.png").stat().st_size > 5000
