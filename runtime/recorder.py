@@ -104,6 +104,7 @@ class Recorder:
         name = f"{path} from step {step}" if step else path  # no tracker takes steps back
         options = {"trackio": {"name": name}, "wandb": {"name": name, "dir": path}}
         self.ranks.accelerator.init_trackers("scalerl", config=settings, init_kwargs=options)
+        self.ranks.say("lag, rho, ess, waits: docs/operations.md#a-runs-folder explains each word of a step's line")
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

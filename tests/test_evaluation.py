@@ -66,7 +66,7 @@ def test_a_run_ends_with_eq_1_on_its_own_evaluations(tmp_path):
         folder.append("eval.jsonl", row)
     text = law(folder, "cpu")
     assert f"The law on this run ({tmp_path}/curve.png):" in text and (tmp_path / "curve.png").exists()
-    assert "A      ceiling        0.700" in text and "B      efficiency     2.00" in text and " 3000 " in text
+    assert "ceiling       A      0.700" in text and "steepness     B      2.00" in text and " 3,000 " in text
     assert "aime: no fit: 3 usable points are too few" in text
     assert text.endswith(
         "pass rate       0.100 -> 0.691 (mean of the last two 0.690)\n"

@@ -167,7 +167,7 @@ def test_two_variants_from_the_shell(tmp_path, capsys):
     assert (x, len(R), C[0], C[1], n[0]) == ("tokens", 41, 0, 405, 1024)
     assert fit_sigmoid.main([*runs, "--plot", str(tmp_path / "both.png")]) == 0
     output = capsys.readouterr().out
-    assert f"{tmp_path / 'a'}, mean of 2: 41 points up to 1.6e+04 tokens" in output
+    assert f"{tmp_path / 'a'}, mean of 2: Eq. 1, the paper's sigmoid, fitted to 41 evaluations up to 16," in output
     assert f"more than 0.02: {tmp_path / 'b'} is highest" in output
     assert (tmp_path / "both.png").stat().st_size > 10_000
     few = write(tmp_path / "few", TRUTH, n=3)

@@ -521,7 +521,7 @@ def span(pair: Sequence[float], digits: int | None = None) -> str:
 # ------------------------------------------------------------------------------------------- 7. Report, picture
 def format_fit(f: SigmoidFit, name: str, x: str) -> list[str]:
     """The lines that a person reads, of a fit that has a curve."""
-    verdict = "identifiable" if f.identifiable else "not identifiable"
+    verdict = "known" if f.identifiable else "not known yet"
     jump = " at its limit: one jump, which noise may make" if f.B > 0.99 * B_RANGE[1] else ""
     lines = [
         f"{name}: {f.C.size} points up to {short(f.C[-1])} {UNITS.get(x, x)}, {f.C[-1] / f.C_mid:.1f} C_mid",

@@ -172,9 +172,9 @@ class Forecast:
     def numbers(self, C: float) -> str:
         """The number for compute `C`, and beside it Eq. 1's and that nothing changes."""
         number = self.number(C)
-        text = f"{number:.3f} as one number; Eq. 1 {float(self.predict(C)):.3f}, it stays {self.stays:.3f}"
+        text = f"best guess {number:.3f}; by Eq. 1 {float(self.predict(C)):.3f}, if nothing changes {self.stays:.3f}"
         if abs(number - self.stays) < SAME:
-            text += " (it says no more than that it stays)"
+            text += " (the guess says no more than that nothing changes)"
         return text
 
     def interval(self, C: ArrayLike, *, noise: bool = False) -> Array:
@@ -454,9 +454,10 @@ def format_report(r: CurveReport, *predict_at: float) -> str:
     again = f.ask_again() if f.reason else inf
     if math.isfinite(again):
         fit = replace(fit, reason=f"{f.reason}; ask again at {short(again)}")
-    lines = format_fit(fit, r.name, r.x)
+    seen = f", forecast from its first {fit.C[-1] / r.end:.0%}" if r.unseen.any() else ""
+    lines = format_fit(fit, r.name + seen, r.x)
     others = ", ".join(f"{form} {p:.2g}" for form, p in f.likelihood.items() if p < 1)
-    lines.append(f"tail                  {f.form}; likelihood of others: {others}")
+    lines.append(f"shape of the rise     {f.form}; how well others fit beside it (1: as well): {others}")
     if r.unseen.any():
         lines += what_came(r)
     if r.known is not None:

@@ -110,13 +110,13 @@ def test_report_holds_the_numbers():
     verdict = "inside" if a <= r.R[-1] <= b else "OUTSIDE"
     others = ", ".join(f"{form} {p:.2g}" for form, p in f.likelihood.items() if form != f.form)
     assert format_report(r, 5e6).split("\n") == [
-        f"half: 10 points up to 450k sampled tokens, {450_000 / f.fit.C_mid:.1f} C_mid",
-        f"A     ceiling         {f.fit.A:.3f}  [{f.A_interval[0]:.3f}, {f.A_interval[1]:.3f}] not identifiable",
+        f"half, forecast from its first 50%: 10 points up to 450k sampled tokens, {450_000 / f.fit.C_mid:.1f} C_mid",
+        f"A     ceiling         {f.fit.A:.3f}  [{f.A_interval[0]:.3f}, {f.A_interval[1]:.3f}] not known yet",
         f"{'':22}{f.reason}; ask again at {short(f.ask_again())}",
         f"B     efficiency      {f.fit.B:.2f}   {span(f.fit.B_interval)}",
         f"C_mid half the gain   {short(f.fit.C_mid)}   {span(f.fit.C_mid_interval)}",
         f"R0    before RL       {f.fit.R0:.3f}",
-        f"tail                  {f.form}; likelihood of others: {others}",
+        f"shape of the rise     {f.form}; how well others fit beside it (1: as well): {others}",
         f"the end, forecast     {a:.3f} to {b:.3f} in 95 % of cases; the curve [{low:.3f}, {high:.3f}]",
         f"{'':22}{f.numbers(9e5)}",
         f"the end, measured     {r.R[-1]:.3f}, {verdict}; of 8 evaluations {inside} inside",
@@ -126,7 +126,7 @@ def test_report_holds_the_numbers():
     r.R[-1] = b + 0.001
     assert f"OUTSIDE; of 8 evaluations {inside - 1} inside" in format_report(r)
     known = format_report(curve(records(n=40, n_prompts=20_000), name="all"))
-    assert " identifiable\nB " in known and "not identifiable" not in known and "the end" not in known
+    assert "] known\nB " in known and "not known" not in known and "the end" not in known
     assert "\nat 3.9M " in known  # nothing was asked for: twice the compute of 1.95M
     assert format_report(curve(records(n=3), name="few")).startswith(
         "few: no forecast: too few points: 3, with 2 different"
@@ -139,7 +139,7 @@ def test_the_known_ceiling_of_a_run_is_held_or_missed(tmp_path):
     for dataset, words in (("graded", "MISSES the known 0.80"), ("discover", "")):
         (tmp_path / "config.json").write_text(json.dumps({"dataset": dataset}))
         text = format_report(curve(tmp_path))
-        assert words in text and ("known" in text) == bool(words)
+        assert words in text and ("the known" in text) == bool(words)
     r = curve(tmp_path)._replace(known=0.97)
     assert "holds the known 0.97" in format_report(r)
 
@@ -242,7 +242,7 @@ def test_two_runs_on_the_command_line(tmp_path, capsys):
     assert main([*files, "--fit-until", "0.2", "0.9", "--predict-at", "1e21", "--plot", str(tmp_path / "c.png")]) == 0
     out = capsys.readouterr().out.split("\n\n")
     assert len(out) == 5 and "ceiling" in out[4]
-    assert [part.split(":")[0] for part in out[:4]] == [files[0]] * 2 + [files[1]] * 2
+    assert [part.split(",")[0] for part in out[:4]] == [files[0]] * 2 + [files[1]] * 2
     assert all("at 1e+03E" in part for part in out[:4])
     assert "of 4 evaluations" in out[1]
     assert (tmp_path / "c.png").stat().st_size > 5000

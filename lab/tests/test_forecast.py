@@ -377,8 +377,8 @@ def test_one_number_and_the_two_beside_it():
     number = (late.predict(48.0) + RISE[16:].mean()) / 2
     assert late.stays == pytest.approx(stays)
     assert late.number(48.0) == pytest.approx(number)
-    text = f"{number:.3f} as one number; Eq. 1 {late.predict(48.0):.3f}, it stays {stays:.3f}"
-    assert late.numbers(48.0) == f"{text} (it says no more than that it stays)"
+    text = f"best guess {number:.3f}; by Eq. 1 {late.predict(48.0):.3f}, if nothing changes {stays:.3f}"
+    assert late.numbers(48.0) == f"{text} (the guess says no more than that nothing changes)"
     assert "no more" not in forecast(X[:8], RISE[:8]).numbers(16.0)
 
 
