@@ -40,6 +40,8 @@ How far the trainer's log-probs are from the engine's, in nats per token:
 rounded head, FP32 product True   0.000
 master  head, FP32 product True   0.008
 rounded head, FP32 product False  0.015
+
+QUESTION. Why does `rounded` return a sum of three terms, and not simply the rounded weight? (lab/experiments.md)
 """
 
 from collections.abc import Iterator

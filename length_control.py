@@ -43,6 +43,8 @@ Case a, then case b, where token 9 is </think> and the budget drawn is 11. `leg.
 ([], 1)
 >>> overlong_penalty(torch.tensor([12, 13, 14]), max_length=14, cache_length=2).tolist()
 [0.0, -0.5, -1.0]
+
+QUESTION. Case a with finish_reason "stop" and 11 tokens: what does `second_leg` return? (lab/experiments.md)
 """
 
 import random

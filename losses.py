@@ -38,6 +38,8 @@ The factors of two tokens with rho = 7.39 and 0.61 (+ 0 makes 0.0 of -0.0):
 A =  1  cispo [5.0, 0.61]
 A =  1  dapo  [0.0, 0.61]
 A = -1  dapo  [7.39, 0.0]
+
+QUESTION. What is CISPO's factor for the second token if `weight` in `cispo` is not detached? (lab/experiments.md)
 """
 
 import torch

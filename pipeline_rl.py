@@ -64,6 +64,8 @@ k = 8 2 %, at a mean lag of 5.3. There 27 % of the engine stays empty, since the
     >>> numbers = [pacer.admit() for _ in range(4)]
     >>> pacer.may_admit()                  # 4 = (k + 1) · B are outstanding
     False
+
+QUESTION. Groups 1, 2, 3 finish, group 0 does not. What does `take(2)` return, and who works now? (lab/experiments.md)
 """
 
 import itertools

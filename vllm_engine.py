@@ -24,6 +24,8 @@ By hand, without vLLM: new weights went live in the middle of a request, after i
 [3, 3, 3, 4, 4]
 
 The trainer is at version 5 when it reads them, so the lags of these five tokens are 2, 2, 2, 1, 1.
+
+QUESTION. The trainer scores all five with version 4. Which log-probs must agree with vLLM's? (lab/experiments.md)
 """
 
 import itertools

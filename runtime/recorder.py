@@ -25,6 +25,8 @@ from runtime.trainer import TrainingBatch
 from tasks.prompts import PromptStream, Task
 
 LOW_ENTROPY = 1e-3  # nats per token
+HIGH_ENTROPY = 0.3
+RISEN = 1.25  # of 914 published runs nine went beyond both, and none of these learned
 EMPTY_STEPS = 3  # in a row
 UNFINISHED = 0.5  # share of completions whose thinking never ended
 # lab/law/stability.py: from the first steps on, no published run beyond it stood.
@@ -84,6 +86,7 @@ class Recorder:
         self.discarded: list[tuple[Group, Tensor]] = []  # by dynamic sampling since the last step, with their rewards
         self.retired_in_flight = 0  # of the groups that dynamic sampling discarded since the last step
         self.empty_steps = 0  # in a row, without an update
+        self.first_entropy = 0.0  # of the first step that trained, in nats
         self.mismatch: float | None = None  # `mismatch_rms` of the last completions that a single version sampled
         self.wait_seconds = 0.0  # seconds, for groups, since the last step
 
@@ -168,7 +171,8 @@ class Recorder:
         self.folder.append("metrics.jsonl", record)
         numbers = {name: value for name, value in record.items() if isinstance(value, int | float) and name != "step"}
         self.ranks.accelerator.log(numbers, step=progress.step)
-        lines = [step_line(record), *warnings_of(record, self.empty_steps)]
+        self.first_entropy = self.first_entropy or record.get("entropy", 0.0)
+        lines = [step_line(record), *warnings_of(record, self.empty_steps, self.first_entropy)]
         if progress.step == EARLY_STEPS:
             lines += early_warning(self.folder.read("metrics.jsonl"), self.flags)
         for line in lines:
@@ -290,13 +294,16 @@ def step_line(record: Record) -> str:
     return line
 
 
-def warnings_of(record: Record, empty_steps: int) -> Iterator[str]:
+def warnings_of(record: Record, empty_steps: int, first_entropy: float = math.inf) -> Iterator[str]:
     """What a healthy run does not show. `empty_steps`: steps in a row without an update."""
     truncation = length_control.truncation_warning(record["truncated"])
     if truncation:
         yield truncation
     if record.get("entropy", 1.0) < LOW_ENTROPY:
         yield f"Warning: the entropy is {record['entropy']:.1e} nats: the policy hardly explores any more."
+    if record.get("entropy", 0.0) > max(HIGH_ENTROPY, RISEN * first_entropy):
+        risen = f"the entropy has risen from {first_entropy:.2f} to {record['entropy']:.2f} nats"
+        yield f"Warning: {risen}: the policy becomes random (docs/derivations.md#entropy); lower --lr."
     if empty_steps and empty_steps % EMPTY_STEPS == 0:
         missing = "token that the mask keeps" if record.get("kept_tokens") == 0 else "rollout left to train on"
         yield f"Warning: {empty_steps} steps in a row had no {missing}, so nothing was trained."

@@ -87,3 +87,12 @@ def test_the_end_of_the_input_and_bad_numbers(monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         exercises.main(["26"])
     assert end.value.code == 2
+
+
+def test_each_concept_files_question_has_its_answer():
+    """The file asks at the end of its docstring; the page repeats the question and folds the answer."""
+    page = (exercises.ROOT / "lab" / "experiments.md").read_text()
+    for name in ("losses", "filters", "length_control", "fp32_head", "pipeline_rl", "vllm_engine", "fit_sigmoid"):
+        text = (exercises.ROOT / f"{name}.py").read_text().split('"""')[1]
+        question = " ".join(text.partition("QUESTION. ")[2].split()).removesuffix(" (lab/experiments.md)")
+        assert f"**[{name}.py](../{name}.py)** {question}\n<details><summary>Answer</summary>" in page

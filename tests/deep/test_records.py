@@ -81,6 +81,12 @@ def test_each_warning_speaks_at_its_level_and_not_below(changes, empty_steps, me
     assert [message in line for line in lines] == ([True] if message else [])
 
 
+def test_a_risen_entropy_warns():
+    """Beyond a quarter more than at first, and .3 nats."""
+    for entropy, first, warns in ((0.76, 0.6, True), (0.74, 0.6, False), (0.31, 0.2, True), (0.29, 0.1, False)):
+        assert len([*warnings_of({"truncated": 0, "entropy": entropy}, 0, first)]) == warns
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["trackio", "wandb"])
 def test_a_tracker_gets_flags_steps_and_evaluations(monkeypatch, program, tmp_path, name):
