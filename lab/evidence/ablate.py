@@ -116,6 +116,7 @@ def make(jobs: Sequence[Job], at_once: int) -> int:
     print(f"{len(jobs) - len(waiting)} runs are finished, {len(waiting)} are to be run", flush=True)
     running: dict[Job, subprocess.Popen] = {}
     codes: list[int] = []
+    started = time.monotonic()
     try:
         while running or (waiting and 2 not in codes):
             while waiting and len(running) < at_once and 2 not in codes:
@@ -126,6 +127,8 @@ def make(jobs: Sequence[Job], at_once: int) -> int:
                 if process.poll() is not None:
                     del running[job]
                     codes.append(end(job, process.returncode))
+                    minutes = (time.monotonic() - started) / 60 / len(codes) * (len(waiting) + len(running))
+                    print(f"about {minutes:.0f} minutes to go", flush=True)
     except KeyboardInterrupt:  # the terminal sends it to the runs as well
         for job, process in running.items():
             end(job, process.wait())

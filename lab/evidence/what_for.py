@@ -106,8 +106,8 @@ def row(name: str, pair: Pair, groups: Groups, numbers: pd.DataFrame) -> dict[st
     cells = {
         "change": name,
         "pairs": len(tested(pair, numbers)),
-        "mechanism": f"{pair.mechanism} {with_it:.3g}, without {without:.3g}",
-        "tested": pair.tested if pair.tested == "end" else f"{pair.tested} to {pair.rate:g}",
+        "at work": f"{WORDS[pair.mechanism]} {with_it:.3g}, without {without:.3g}",
+        "tested": WORDS[pair.tested] if pair.tested == "end" else f"{WORDS[pair.tested]} to {pair.rate:g}",
     }
     return cells | {key: difference_cell(numbers, pair.without, pair.recipe, key) for key in MEASURES}
 
@@ -169,7 +169,8 @@ def evaluated_alike(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(groups: Groups, path: Path) -> None:
-    """A panel for each change: the recipe solid, without the change dashed, a thin line for each seed."""
+    """A panel for each change: the recipe solid, without the change dashed, a thin line for each seed, and above it what
+    differs without the change."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -183,7 +184,8 @@ def draw(groups: Groups, path: Path) -> None:
             for run in groups[variant]:
                 panel.plot(run.points[axis], run.rates, style, linewidth=0.8, label=label)
                 label = None  # one line of the legend for all seeds
-        panel.set(title=name, xlabel=WORDS[axis])
+        found = interval(tested(pair, measured(pair, groups)))
+        panel.set(title=f"{SIDES[name][1]}:\n{WORDS[pair.tested]} {as_text(found, pair.tested)}", xlabel=WORDS[axis])
         panel.legend(fontsize=8)
     for panel in panels[:, 0]:
         panel.set_ylabel("pass rate")
@@ -200,7 +202,7 @@ def publish() -> None:
     for cells, value in zip(rows.values(), holm(p), strict=True):
         cells["p (Holm)"] = f"{value:.2g}"
     again = [row("clip, half of the rate", CLIP_AGAIN, groups, measured(CLIP_AGAIN, groups)) | {"p (Holm)": "–"}]
-    table = pd.DataFrame([*rows.values(), *again])
+    table = pd.DataFrame([*rows.values(), *again]).rename(columns=WORDS)
     tables = {
         "what-for": table,
         "interruption": evaluated_alike(pd.read_csv(RESULTS / "interruption.csv")),

@@ -20,10 +20,8 @@ sys.path.insert(0, str(ROOT))
 
 import torch
 
-from fp32_head import Scorer
 from lab.tasks import ramble, rare
 from pipeline_rl import Pacer
-from runtime.torch_engine import TorchEngine
 from tasks.warm_start import discover
 
 PAGE = Path(__file__).with_name("README.md")
@@ -31,14 +29,6 @@ OUT = ROOT / "runs" / "ladder"
 # An evaluation. `work`: tokens through the model, three times where they train; `seconds` without evaluations.
 COLUMNS = ("setting", "rung", "seed", "step", "tokens", "work", "seconds", "pass_rate")
 Row = dict[str, Any]
-
-
-class Bfloat16Scorer(Scorer):
-    """A trainer in bfloat16 over FP32 weights."""
-
-    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.autocast("cpu", torch.bfloat16):
-            return super().forward(ids)
 
 
 class Setting(NamedTuple):
@@ -50,19 +40,14 @@ class Setting(NamedTuple):
 
 
 STALE = {"K": 16, "LR": 1.75e-4, "Pacer": partial(Pacer, min_ready=15 * 8)}  # all tokens as old as is allowed
-BFLOAT16 = {
-    "TorchEngine": partial(TorchEngine, dtype=torch.bfloat16),
-    "Scorer": partial(Bfloat16Scorer, dtype=torch.bfloat16),
-}
 SETTINGS = {
     "discover": Setting(48, {}),
     "stale": Setting(72, STALE),
     "ramble": Setting(24, {}, ramble),
     "mostly-solved": Setting(96, {"B": 16, "G": 8, "LR": 1.75e-4}, lambda seed, _: rare(seed, 1024)),  # small effects
-    "bfloat16": Setting(48, BFLOAT16),
 }
 # Where each rung's change should show.
-RUNGS = (*["discover"] * 2, "stale", "ramble", "discover", "mostly-solved", "bfloat16", *["discover"] * 2)
+RUNGS = (*["discover"] * 2, "stale", "ramble", "discover", "mostly-solved", *["discover"] * 3)
 
 
 def section(rung: int) -> str:

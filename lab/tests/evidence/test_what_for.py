@@ -49,7 +49,7 @@ def test_a_row_by_hand():
         for variant in rates
     }
     cells = what_for.row(name, pair, groups, what_for.measured(pair, groups))
-    assert cells["mechanism"] == f"{pair.mechanism} 1, without 3"
+    assert cells["at work"] == "mean lag, updates 1, without 3"
     assert cells["end"].startswith("-0.100 [-0.100, -0.100]") and cells["tokens"].startswith("+0 % [+0, +0]")
 
 
