@@ -169,8 +169,8 @@ def evaluated_alike(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(groups: Groups, path: Path) -> None:
-    """A panel for each change: the recipe solid, without the change dashed, a thin line for each seed, and above it what
-    differs without the change."""
+    """A panel for each change: the recipe solid, without the change dashed, a thin line for each seed; the title says
+    what differs without it."""
     import matplotlib
 
     matplotlib.use("Agg")
