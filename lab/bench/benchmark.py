@@ -314,7 +314,7 @@ def trl(args: argparse.Namespace, flags: Flags) -> None:
 
     def reward(completion_ids: list[list[int]], key: list[str], **_: Any) -> list[float]:
         with log.open("a") as file:  # TRL calls this once a step, with all completions of its batch
-            file.write('{"step": 0}\n')
+            file.write(json.dumps({"step": 0, "at": time.time()}) + "\n")
         return [task.score(problems[k], [ids])[0][0] for k, ids in zip(key, completion_ids, strict=True)]
 
     completions = flags.batch_prompts * flags.rollouts
@@ -331,7 +331,8 @@ def trl(args: argparse.Namespace, flags: Flags) -> None:
         "use_vllm": True, "vllm_importance_sampling_correction": False,  # the correction costs a forward pass
     }  # fmt: skip
     with closing(engine.channel):
-        mend_vllm(engine)
+        if not torch.cuda.is_available():
+            mend_vllm(engine)
         GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(flags.model, dtype=torch.float32),
             reward_funcs=reward,

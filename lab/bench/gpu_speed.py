@@ -2,11 +2,13 @@
 
     python lab/bench/gpu_speed.py head       # time and memory of the head: 8,192 positions, a vocabulary of 151,936
     python lab/bench/gpu_speed.py trainer    # a whole optimizer step in the shapes of Qwen3-0.6B and Qwen3-1.7B
+    python lab/bench/gpu_speed.py prompts    # the same with prompts computed once and with whole rows
 
 Each is run on random numbers. On a CPU the sizes are small, to try the code.
 """
 
 import argparse
+import json
 import math
 import sys
 import time
@@ -172,9 +174,9 @@ def random_model(folder: str, shape: dict[str, int]) -> None:
     arithmetic.word_tokenizer().save_pretrained(folder)
 
 
-def new_trainer(folder: str) -> Trainer:
+def new_trainer(folder: str, *more: str) -> Trainer:
     tokens = str(ROWS // 8 * LENGTH)
-    flags = parse_flags(["--model", folder, "--dtype", "bfloat16", "--tokens_per_microbatch", tokens], "")
+    flags = parse_flags(["--model", folder, "--dtype", "bfloat16", "--tokens_per_microbatch", tokens, *more], "")
     return Trainer(flags, new_accelerator(flags), folder)
 
 
@@ -193,7 +195,44 @@ def trainer_cells(trainer: Trainer, rate: float) -> str:
     return f"{ROWS * LENGTH / seconds:,.0f} | {flops / seconds / rate:.0%} | {peak:.1f}"
 
 
-QUESTIONS = {"head": head, "trainer": whole_step}
+# ------------------------------------------------------------------------------------------------------------- prompts
+
+
+def prompts() -> None:
+    """A line of JSON for each figure: steps on 16 completions of each of 8 prompts, which are as long as they. The two
+    gradients must be the same but for rounding: in float32, in a small shape, to 1e-5."""
+    groups, length = (8, 128) if GPU else (2, 8)
+    beginnings = torch.randint(5, 100, (groups, length)).repeat_interleave(16, 0).tolist()
+    endings = torch.randint(5, 100, (16 * groups, length)).tolist()
+    rows = [TokenRow(begin, end, [1] * length) for begin, end in zip(beginnings, endings, strict=True)]
+    mask = torch.ones(len(rows), length, dtype=torch.bool)
+    batch = TrainingBatch(rows, torch.full(mask.shape, -11.0), mask, torch.randn(len(rows)), mask / mask.sum())
+    whole = SHAPES["Qwen3-0.6B"]
+    small = whole | {"hidden_size": 64, "num_hidden_layers": 2}
+    for shape, dtype in ((small, "float32"), (whole, "bfloat16"))[: 1 + GPU]:
+        gradients = []
+        with TemporaryDirectory() as folder:
+            random_model(folder, shape)
+            for share in ("true", "false"):
+                options = ["--dtype", dtype, "--share_prompts", share, "--tokens_per_microbatch", "8192"]
+                trainer = new_trainer(folder, *options)
+                gradients.append(gradient(trainer, batch))
+                seconds, peak = measured(lambda trainer=trainer: (trainer.backward(batch), trainer.update(0)))
+                figure = f"--share_prompts {share}, {dtype}, width {shape['hidden_size']}"
+                print(json.dumps({"figure": figure, "s_a_step": round(seconds, 3), "GB": round(peak, 2)}), flush=True)
+                del trainer
+        gap = relative(*gradients)
+        print(json.dumps({"figure": f"gradients, {dtype}", "value": gap, "holds": dtype != "float32" or gap < 1e-5}))
+
+
+def gradient(trainer: Trainer, batch: TrainingBatch) -> Tensor:
+    trainer.backward(batch)
+    values = torch.cat([parameter.grad.flatten().cpu() for parameter in trainer.model.parameters()])
+    trainer.optimizer.zero_grad()
+    return values
+
+
+QUESTIONS = {"head": head, "trainer": whole_step, "prompts": prompts}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
