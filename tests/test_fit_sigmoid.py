@@ -145,7 +145,7 @@ def test_compare_by_hand():
     assert "the intervals of B overlap" in compare(slow, slow)
     assert compare(slow, high, names=["slow", "high"]).endswith("more than 0.02: high is highest")
     C, R = run_of()
-    assert compare(slow, fit(C[:8], R[:8])) == "no verdict: the ceiling of run 2 is not identifiable"
+    assert compare(slow, fit(C[:8], R[:8])) == "no verdict: the ceiling of run 2 is not known yet"
 
 
 def write(folder, truth, **options):

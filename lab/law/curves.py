@@ -431,7 +431,7 @@ def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float
         names = [f"run {i + 1}" for i in range(len(fits))]
     unknown = [name for name, f in zip(names, fits, strict=True) if not f.identifiable]
     if unknown:
-        return Comparison(f"no verdict: the ceiling of {', '.join(unknown)} is not identifiable")
+        return Comparison(f"no verdict: the ceiling of {', '.join(unknown)} is not known yet")
 
     A = [f.A for f in fits]
     difference = max(A) - min(A)

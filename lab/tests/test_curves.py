@@ -260,7 +260,7 @@ def test_different_ceilings_and_unknown_ones():
     C, R = run_of()
     short = fit(C[:9], R[:9])
     unknown = compare(known, short, names=["known", "short"])
-    assert unknown.verdict == "no verdict: the ceiling of short is not identifiable"
+    assert unknown.verdict == "no verdict: the ceiling of short is not known yet"
     with pytest.raises(ValueError, match="at least two"):
         compare(known)
     with pytest.raises(ValueError, match="zip"):
