@@ -57,6 +57,10 @@ LEAST_BATCHES = 4  # for a variant's own second moments
 LARGEST = 8e9  # bytes of gradients that are kept
 DRAWS = 2000  # of the bootstrap
 BETA2 = 0.95  # AdamW's
+LEGEND = """
+tokens: 1.8 means that the variant is predicted to sample 1.8 times the recipe's tokens until it solves as much.
+silenced: the share of tokens to which the loss gives no gradient; lowered: those that weigh less than their rho, the
+token's probability now over that when it was sampled."""
 
 
 # ---------------------------------------------------------------------------------------------------------- the measure
@@ -111,21 +115,36 @@ def find_signals(steps: Sequence[Step], names: Sequence[str]) -> None:
             step.signals[name] = (step.stars @ u / max(sizes, 1e-30)).tolist()
 
 
-def predict(steps: Sequence[Step], names: Sequence[str]) -> list[dict]:
+def measured(steps: Sequence[Step], names: Sequence[str]) -> dict[str, list[list]]:
+    """Of each variant and step, what is averaged: [signals (PARTS,), share silenced, share lowered]."""
+    return {name: [[step.signals[name], *step.shares[name]] for step in steps] for name in names}
+
+
+def with_others(values: dict[str, list[list]], files: Sequence[Path]) -> dict[str, list[list]]:
+    """The same with the steps of other runs, from their replay.json. Raises UsageError."""
+    try:
+        tables = [{row["variant"]: row["steps"] for row in json.loads(path.read_text())} for path in files]
+        return {name: sum((table[name] for table in tables), own) for name, own in values.items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"--also: no replay.json with the same variants ({type(error).__name__}: {error}).") from error
+
+
+def predict(values: dict[str, list[list]]) -> list[dict]:
     """For each variant, the first of which is the recipe: its mean signal and the tokens it is predicted to need, as a
     multiple of the recipe's, with the interval that holds 95 % of the bootstrap."""
-    signals = np.array([[step.signals[name] for step in steps] for name in names])  # (V, steps, PARTS)
-    random = np.random.default_rng(0)
-    drawn_steps = random.integers(len(steps), size=(DRAWS, len(steps), 1))
-    drawn_parts = random.integers(PARTS, size=(DRAWS, len(steps), PARTS))
+    signals = {name: np.array([step[0] for step in steps]) for name, steps in values.items()}  # (steps, PARTS) each
+    recipe = next(iter(signals.values()))
+    count, random = len(recipe), np.random.default_rng(0)
+    drawn_steps = random.integers(count, size=(DRAWS, count, 1))
+    drawn_parts = random.integers(PARTS, size=(DRAWS, count, PARTS))
     rows = []
-    for name, own in zip(names, signals, strict=True):
-        draws = own[drawn_steps, drawn_parts].mean((1, 2)) / signals[0][drawn_steps, drawn_parts].mean((1, 2))
+    for name, own in signals.items():
+        draws = own[drawn_steps, drawn_parts].mean((1, 2)) / recipe[drawn_steps, drawn_parts].mean((1, 2))
         low, high = np.quantile(draws, [0.025, 0.975])
-        silenced, lowered = np.mean([step.shares[name] for step in steps], 0)
-        row = {"variant": name, "signal": own.mean(), "of_recipe": own.mean() / signals[0].mean()}
+        silenced, lowered = np.mean([step[1:] for step in values[name]], 0)
+        row = {"variant": name, "signal": own.mean(), "of_recipe": own.mean() / recipe.mean()}
         row |= {"tokens": tokens(row["of_recipe"]), "low": tokens(high), "high": tokens(low)}
-        rows.append(row | {"silenced": silenced, "lowered": lowered, "by_step": own.mean(1).tolist()})
+        rows.append(row | {"silenced": silenced, "lowered": lowered, "steps": values[name]})
     return rows
 
 
@@ -140,12 +159,15 @@ def tokens(of_recipe: float) -> float:
 def report(rows: Sequence[dict]) -> str:
     """The table."""
     width = max(len(row["variant"]) for row in rows) + 2
-    lines = [f"{'variant':{width}}signal  of the recipe's  tokens (95 % interval)  silenced  below rho"]
+    lines = [f"{'variant':{width}}signal  of the recipe's  tokens (95 % interval)  silenced  lowered"]
     for row in rows:
         interval = f"{row['tokens']:.2f} ({row['low']:.2f} to {row['high']:.2f})".replace("inf", "never")
-        shares = f"{row['silenced']:8.1%}  {row['lowered']:9.1%}"
-        lines.append(f"{row['variant']:{width}}{row['signal']:6.3f}  {row['of_recipe']:15.3f}  {interval:22}  {shares}")
-    return "\n".join(lines)
+        shares = f"{row['silenced']:8.1%}  {row['lowered']:7.1%}"
+        remark = "  no difference told" if row["low"] < 1 < row["high"] else ""
+        lines.append(
+            f"{row['variant']:{width}}{row['signal']:6.3f}  {row['of_recipe']:15.3f}  {interval:22}  {shares}{remark}"
+        )
+    return "\n".join([*lines, LEGEND])
 
 
 def draw(rows: Sequence[dict], steps: Sequence[Step], path: Path) -> None:
@@ -160,7 +182,8 @@ def draw(rows: Sequence[dict], steps: Sequence[Step], path: Path) -> None:
         at, low, high = (min(row[key], 10.0) for key in ("tokens", "low", "high"))
         left.plot([low, high], [place, place], color="tab:blue")
         left.plot([at], [place], "o", color="tab:blue")
-        right.plot([step.number for step in steps], row["by_step"], marker=".", label=row["variant"])
+        own = [np.mean(step[0]) for step in row["steps"]]
+        right.plot([step.number for step in steps], own[: len(steps)], marker=".", label=row["variant"])
     left.set_xscale("log")
     left.axvline(1, color="gray", linewidth=0.8)
     left.set_yticks(range(len(rows)), [row["variant"] for row in rows])
@@ -194,6 +217,7 @@ def read_arguments(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
     parser.add_argument("--batch", type=Path, help="another trainer's step: its batch.jsonl")
     parser.add_argument("--against", nargs="+", required=True, help="variants")
     parser.add_argument("--at", nargs="+", default=[], help="steps, as 15 18 or 15:45:3; default: all recorded ones")
+    parser.add_argument("--also", nargs="+", type=Path, default=[], help="replay.json of other runs: more steps")
     parser.add_argument("--problems", type=int, default=256, help="held-out problems of g*")
     parser.add_argument("--samples", type=int, default=12, help="fresh completions of each")
     parser.add_argument(
@@ -270,11 +294,13 @@ def replay(replayer: Replayer, files: Sequence, variants: Sequence[Variant], opt
         return 1
     names = [variant.name for variant in variants]
     find_signals(useful, names)
-    rows = predict(useful, names)
-    print(f"{summary(useful, options)}\n\n{report(rows)}")
     output = files[0][1].parent.parent if options.run else options.batch.parent
+    values = measured(useful, names)
+    (output / "replay.json").write_text(json.dumps(predict(values)))
+    rows = predict(with_others(values, options.also))
+    print(f"{summary(useful, options)}\n\n{report(rows)}\n")
     draw(rows, useful, output / "replay.png")
-    (output / "replay.json").write_text(json.dumps(rows, indent=1))
+    print(f"picture: {output / 'replay.png'}; this run's numbers: {output / 'replay.json'}")
     if options.show or options.page:
         step = useful[len(useful) // 2]
         replayer.load(step)
@@ -282,6 +308,7 @@ def replay(replayer: Replayer, files: Sequence, variants: Sequence[Variant], opt
         print(differences(table, options.show))
         if options.page:
             write_page(table, options.page)
+            print(f"page, for a browser: {options.page}")
     return 0
 
 

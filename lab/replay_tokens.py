@@ -1,8 +1,8 @@
 """A recorded batch token by token: which tokens two losses weigh differently, on the terminal and in a browser.
 
 The gradient of a batch is a sum over its tokens, of c ∇ log pi. A token's *weight* is its c, as a multiple of the
-recipe's average and advantage: for CISPO min(rho, 5), for a loss that silences the token 0. It *helps* if its pull, the
-sign of A ∇ log pi, points along g*: if moving the weights along g* raises its log-prob for A > 0, or lowers it for
+recipe's average and advantage: for CISPO min(rho, 5), for a loss that silences the token 0. It *helps* if
+learning from it raises the pass rate: if moving the weights along g* raises its log-prob for A > 0, or lowers it for
 A < 0.
 """
 

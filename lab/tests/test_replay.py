@@ -133,7 +133,7 @@ def test_tokens_on_the_terminal_and_on_a_page(call, tmp_path):
     page = tmp_path / "page.html"
     words = ["--at", "5", "--against", "replay_task:silent", "--show", "3", "--page", str(page)]
     code, out, _, _ = call(*words)
-    shown = out.split("helps\n")[1].splitlines()
+    shown = out.split("helps\n")[1].splitlines()[:-1]
     assert code == 0 and len(shown) == 4
     for line in shown[:3]:
         _, advantage, _, weight, _ = line.split()[-5:]

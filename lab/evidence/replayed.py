@@ -1,0 +1,90 @@
+"""Replay's predictions beside what runs measured: the table of lab/replay.md, and its picture, from results/replay.csv.
+
+    python lab/evidence/replayed.py
+
+A row is a variant in a setting. `tokens`, `low`, `high`: predicted, relative to the recipe's, with replay's interval.
+`measured`: tokens to a pass rate of .5 over the recipe's, the geometric mean over `pairs` of runs with equal seeds;
+empty before there are any. `spread`: of the logarithm of such a ratio between seeds, known from earlier runs. Its share
+in the mean over pairs widens the interval that should hold what is measured.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from pages import fill, markdown
+from runs import RESULTS
+
+ROOT = Path(__file__).resolve().parents[2]
+LEVEL = 1.96  # 95 %
+ALIKE = 0.85, 1.18  # ratios between these say nothing of a sign
+COLORS = {"blind": "tab:orange", "known": "tab:blue"}
+
+
+def widened(rows: pd.DataFrame, sign: int) -> np.ndarray:
+    """The lower (-1) or upper (1) end of the interval for what is measured, as a logarithm."""
+    center, end = np.log(rows["tokens"]), np.log(rows["low" if sign < 0 else "high"])
+    return center + sign * np.hypot(end - center, LEVEL * rows["spread"] / np.sqrt(rows["pairs"]))
+
+
+def summary(rows: pd.DataFrame) -> dict[str, str]:
+    """The bars of one group of rows."""
+    truth, guess = np.log(rows["measured"]), np.log(rows["tokens"])
+    inside = (np.log(rows["low"]) <= truth) & (truth <= np.log(rows["high"]))
+    held = (widened(rows, -1) <= truth) & (truth <= widened(rows, 1))
+    told = rows[(rows["measured"] < ALIKE[0]) | (rows["measured"] > ALIKE[1])]
+    right = (told["tokens"] > 1) == (told["measured"] > 1)
+    return {
+        "pairs of variant and setting": str(len(rows)),
+        "Spearman": f"{truth.corr(guess, method='spearman'):.2f}",
+        "median error of the log ratio": f"{(truth - guess).abs().median():.2f}",
+        "inside": f"{inside.sum()} of {len(rows)}",
+        "inside, with the luck of the runs": f"{held.sum()} of {len(rows)}",
+        "right sign": f"{right.sum()} of {len(told)}",
+    }
+
+
+def draw(rows: pd.DataFrame, path: Path) -> None:
+    """Predicted against measured, with replay's intervals."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, rows["test"].nunique(), figsize=(11, 5.2), layout="constrained", squeeze=False)
+    for ax, (test, own) in zip(axes[0], rows.groupby("test", sort=False), strict=True):
+        ends = own[["low", "high"]].clip(0.5, 6)
+        ax.plot([0.6, 4.5], [0.6, 4.5], color="gray", linewidth=0.8)
+        for (setting, some), marker in zip(own.groupby("setting", sort=False), "osD^v", strict=False):
+            ax.vlines(
+                some["measured"], ends["low"][some.index], ends["high"][some.index], color=COLORS[test], alpha=0.4
+            )
+            ax.plot(some["measured"], some["tokens"], marker, color=COLORS[test], label=setting)
+        for _, row in own[(own["measured"] - 1).abs() > 0.15].iterrows():
+            ax.annotate(
+                row["variant"], (row["measured"], row["tokens"]), fontsize=7, xytext=(4, -3), textcoords="offset points"
+            )
+        ax.set(xscale="log", yscale="log", xlim=(0.6, 4.5), ylim=(0.6, 4.5), title=f"{test}: {len(own)}")
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("")
+            axis.set_ticks([0.7, 1, 1.5, 2, 3, 4])
+        ax.set(
+            xlabel="measured tokens, relative to the recipe's", ylabel="predicted from one to three runs of the recipe"
+        )
+        ax.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    rows = pd.read_csv(RESULTS / "replay.csv")
+    known = rows[rows["measured"].notna()]
+    groups = [*known.groupby("test", sort=False), *known.groupby(["test", "setting"], sort=False)]
+    table = pd.DataFrame([{"": "; ".join(np.atleast_1d(name))} | summary(own) for name, own in groups])
+    fill(ROOT / "lab" / "replay.md", {"replay": markdown(table)})
+    draw(known, ROOT / "lab" / "pictures" / "replay.png")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
