@@ -38,12 +38,11 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 from tqdm import tqdm
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
-from replay_step import PARTS, Replayer, Step, Variant, gradient, metric, read_step, recorded_steps, variant_of
+from replay_step import PARTS, Replayer, Step, Variant, cosine, gradient, metric, read_step, recorded_steps, variant_of
 from replay_tokens import coefficients, differences, shares, token_table, write_page
 
 from runtime.command_line import parse_flags
@@ -90,12 +89,6 @@ def measure(replayer: Replayer, step: Step, variants: Sequence[Variant], options
         logprobs = trainer.score(batch.rows)
         step.shares[variant.name] = shares(batch, coefficients(trainer, batch, logprobs), logprobs)
         bar.update()
-
-
-def cosine(one: Tensor, other: Tensor, weighting: Tensor | float) -> float:
-    """Of two gradients in this metric."""
-    sizes = (one @ (weighting * one)).sqrt() * (other @ (weighting * other)).sqrt()
-    return float(one @ (weighting * other) / sizes.clamp_min(1e-30))
 
 
 def find_signals(steps: Sequence[Step], names: Sequence[str]) -> None:
@@ -164,9 +157,8 @@ def report(rows: Sequence[dict]) -> str:
         interval = f"{row['tokens']:.2f} ({row['low']:.2f} to {row['high']:.2f})".replace("inf", "never")
         shares = f"{row['silenced']:8.1%}  {row['lowered']:7.1%}"
         remark = "  no difference told" if row["low"] < 1 < row["high"] else ""
-        lines.append(
-            f"{row['variant']:{width}}{row['signal']:6.3f}  {row['of_recipe']:15.3f}  {interval:22}  {shares}{remark}"
-        )
+        signal = f"{row['signal']:6.3f}  {row['of_recipe']:15.3f}"
+        lines.append(f"{row['variant']:{width}}{signal}  {interval:22}  {shares}{remark}")
     return "\n".join([*lines, LEGEND])
 
 
@@ -201,9 +193,8 @@ def noise(step: Step) -> str:
     one over their number."""
     agreement = min(max(step.agreement, 0.01), 0.99)
     more = (1 / agreement - 1) / (1 / ENOUGH - 1)
-    too_little = f"step {step.number}: the halves of g* agree by {step.agreement:.2f} only, too little to tell"
-    enough = f"about {np.ceil(more):.0f} times the completions would do (--samples, --problems)"
-    return f"{too_little}, so it is left out; {enough}"
+    text = f"step {step.number}: the halves of g* agree by {step.agreement:.2f} only, too little to tell, so it is left"
+    return f"{text} out; about {np.ceil(more):.0f} times the completions would do (--samples, --problems)"
 
 
 # ------------------------------------------------------------------------------------------------------------- the run
@@ -220,9 +211,7 @@ def read_arguments(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
     parser.add_argument("--also", nargs="+", type=Path, default=[], help="replay.json of other runs: more steps")
     parser.add_argument("--problems", type=int, default=256, help="held-out problems of g*")
     parser.add_argument("--samples", type=int, default=12, help="fresh completions of each")
-    parser.add_argument(
-        "--show", type=int, default=0, help="tokens on which the recipe and the first variant differ most"
-    )
+    parser.add_argument("--show", type=int, default=0, help="tokens that the first variant weighs most differently")
     parser.add_argument("--page", type=Path, help="an HTML page: completions, each token colored by its weight")
     run = [] if not argv or argv[0].startswith("-") else [argv[0]]
     options, rest = parser.parse_known_args(argv[len(run) :])
@@ -276,9 +265,8 @@ def replay(replayer: Replayer, files: Sequence, variants: Sequence[Variant], opt
     steps = [read_step(folder, batch, replayer.names) for folder, batch in files]
     kept_bytes = 4 * len(steps) * (len(variants) + PARTS) * sum(shape.numel() for shape in replayer.names.values())
     if kept_bytes > LARGEST:
-        raise UsageError(
-            f"the gradients would take {kept_bytes / 1e9:.0f} GB; give fewer steps with --at, or variants."
-        )
+        size = f"{kept_bytes / 1e9:.0f} GB"
+        raise UsageError(f"the gradients would take {size}; give fewer steps with --at, or variants.")
     with tqdm(total=len(steps) * (1 + len(variants)), unit="gradient") as bar:
         for step in steps:
             measure(replayer, step, variants, options, bar)
@@ -316,10 +304,8 @@ def summary(steps: Sequence[Step], options: Namespace) -> str:
     """What was replayed, and whether its own gradients are the run's."""
     first, last = steps[0], steps[-1]
     agreements = [step.agreement for step in steps]
-    text = (
-        f"{len(steps)} steps, {first.number} to {last.number}: pass rate {first.pass_rate:.2f} to {last.pass_rate:.2f}"
-    )
-    text += f", lag {np.mean([step.lag for step in steps]):.1f}"
+    text = f"{len(steps)} steps, {first.number} to {last.number}, lag {np.mean([step.lag for step in steps]):.1f}"
+    text += f": pass rate {first.pass_rate:.2f} to {last.pass_rate:.2f}"
     text += f", halves of g* agree by {min(agreements):.2f} to {max(agreements):.2f}"
     if options.run:
         logged = {r["step"]: r.get("grad_norm") for r in Folder(options.run).read("metrics.jsonl") if "step" in r}

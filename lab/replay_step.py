@@ -275,3 +275,9 @@ def metric(variance: Tensor | float | None) -> Tensor | float:
         return 1.0
     root = variance.sqrt()
     return 1 / (root + 1e-3 * root.mean() + 1e-30)
+
+
+def cosine(one: Tensor, other: Tensor, weighting: Tensor | float) -> float:
+    """Of two gradients in this metric."""
+    sizes = (one @ (weighting * one)).sqrt() * (other @ (weighting * other)).sqrt()
+    return float(one @ (weighting * other) / sizes.clamp_min(1e-30))
