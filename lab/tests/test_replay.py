@@ -103,6 +103,35 @@ def test_known_answers(call, recorded):
     assert after == before and (folder / FOLDER / "replay.png").exists()
 
 
+def test_steps_of_other_runs_count_too(call, recorded, tmp_path):
+    """Of the table, not of replay.json. The same steps once more leave the ratio and narrow the interval; two variants
+    whose interval includes 1 are not told apart, and the recipe from itself is not asked."""
+    other = tmp_path / "other.json"
+    _, out, _, rows = call("--against", "dapo,eps_low=0.02,eps_high=0.02", "aggregation=token")
+    shutil.copy(recorded[0] / FOLDER / "replay.json", other)
+    more = ["--against", "dapo,eps_low=0.02,eps_high=0.02", "aggregation=token", "--also", str(other)]
+    _, again, _, own = call(*more)
+    assert [len(row["steps"]) for row in own.values()] == [5, 5, 5]
+    assert f"picture: {recorded[0] / FOLDER / 'replay.png'}" in again
+    for text in (out, again):
+        lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+        assert "no difference" not in lines["recipe"]
+    both = replay.predict(replay.with_others({name: row["steps"] for name, row in rows.items()}, [other]))
+    for row in both:
+        assert row["of_recipe"] == pytest.approx(rows[row["variant"]]["of_recipe"]) and len(row["steps"]) == 10
+    widths = [[row["high"] - row["low"] for row in table[1:]] for table in (list(rows.values()), both)]
+    assert all(narrow < wide for wide, narrow in zip(*widths, strict=True))
+    code, _, err, _ = call("--against", "grpo", "--also", str(other))
+    assert code == 2 and "no replay.json with the same variants (KeyError: 'grpo')" in err.splitlines()[-1]
+    assert call("--against", "dapo", "--also", str(tmp_path / "none.json"))[0] == 2
+
+
+def test_only_an_interval_that_includes_1_tells_no_difference():
+    row = {"variant": "x", "signal": 0.1, "of_recipe": 0.8, "tokens": 1.25, "silenced": 0.0, "lowered": 0.0}
+    for low, high, told in ((0.9, 1.4, False), (1.1, 1.4, True), (0.6, 0.9, True), (1, 1, True)):
+        assert ("no difference told" not in replay.report([row | {"low": low, "high": high}])) == told
+
+
 def test_no_lag_is_a_fresh_batch_of_the_same_size(replayer):
     made, step = replayer
     made.load(step)
