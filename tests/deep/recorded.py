@@ -66,7 +66,7 @@ class Replay(ScriptedGenerator):
         versions = [self.version if m else FORCED for m in mask]
         return Rollout(ids, logprobs, versions, mask, "stop", n > 6, 0, 1.0 if correct else -1.0, correct)
 
-    def evaluate(self, problems, n_samples):
+    def evaluate(self, problems, n_samples, longest_leg=0):
         draw = random.Random("evaluation")
         groups = [[self.rollout(draw) for _ in range(n_samples)] for _ in problems]
         pairs = [(p, r) for p, group in zip(problems, groups, strict=True) for r in group]

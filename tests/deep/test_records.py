@@ -129,7 +129,7 @@ def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
 
     monkeypatch.setattr(arithmetic, "graded_task", mixture)
 
-    def evaluate(self, problems, n_samples):
+    def evaluate(self, problems, n_samples, longest_leg=0):
         self.settle()
         self.evaluating = True
         return [[self.rollout(1.0 if p.source == "other" else -1.0) for _ in range(n_samples)] for p in problems]

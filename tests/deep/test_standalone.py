@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # What each file imports, beside the standard library: when it is imported | inside a function that needs it.
 DECLARED = {
     "pipeline_rl": (set(), set()),
-    "vllm_engine": ({"torch"}, {"safetensors", "vllm"}),
+    "vllm_engine": ({"torch"}, {"vllm"}),
     "losses": ({"torch"}, set()),
     "filters": ({"torch"}, set()),
     "length_control": ({"torch"}, set()),
