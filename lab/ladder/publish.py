@@ -48,7 +48,7 @@ def row(rung: int, rows: list[Row]) -> dict[str, object]:
         "setting": RUNGS[rung],
         "measure": "pass rate at the end" if rate is None else f"{axis} to {rate:g}",
         "against the rung before": text,
-        "pairs": len(apart),
+        "pairs": str(len(apart)),
         "seen here": "yes" if low > 0 or high < 0 else "no",
     }
 

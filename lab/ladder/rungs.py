@@ -26,7 +26,7 @@ from tasks.warm_start import discover
 
 PAGE = Path(__file__).with_name("README.md")
 OUT = ROOT / "runs" / "ladder"
-# An evaluation. `work`: tokens through the model, three times where they train; `seconds` without evaluations.
+# An evaluation. `work`: tokens through the model, three times where they train; `seconds` leave out evaluations.
 COLUMNS = ("setting", "rung", "seed", "step", "tokens", "work", "seconds", "pass_rate")
 Row = dict[str, Any]
 

@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "lab" / "ladder"))
 
+import publish
 import run
 import rungs
 
@@ -59,3 +60,30 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     said = capsys.readouterr().out
     places = [said.index(text) for text in ("has_variance", "Question", "step  8", "Your curve over those of rung 3")]
     assert places == sorted(places) and (tmp_path / "rung_4.png").stat().st_size > 5000
+
+
+def test_a_row_of_the_table_by_hand():
+    """Rung 8 reaches .5 half way from .4 to .6: at 150 tokens, rung 7 at 300; with equal seeds the interval is a point."""
+    rows = [
+        {"setting": "discover", "rung": rung, "seed": seed, "tokens": tokens * scale, "pass_rate": rate}
+        for rung, scale in ((7, 2), (8, 1))
+        for seed in (0, 1)
+        for tokens, rate in ((0, 0.0), (100, 0.4), (200, 0.6), (300, 0.8))
+    ]
+    (curve, _) = publish.curves_of(rows, 8, "discover").values()
+    assert publish.reached(curve, "tokens", 0.5) == pytest.approx(150)
+    assert publish.reached(curve, "tokens", None) == pytest.approx(0.7)
+    assert publish.reached(curve, "tokens", 0.9) != publish.reached(curve, "tokens", 0.9)  # NaN: never
+    row = publish.row(8, rows)
+    assert row["against the rung before"] == "-50% [-50%, -50%]" and row["pairs"] == "2" and row["seen here"] == "yes"
+
+
+def test_the_published_curves_are_whole():
+    """All that the table counts, from step 0 to the setting's last."""
+    rows = run.published()
+    for rung in range(1, 9):
+        for number in (rung - 1, rung):
+            curves = run.curves_of(rows, number, rungs.RUNGS[rung])
+            assert len(curves) >= 3
+            for curve in curves.values():
+                assert [curve[0]["step"], curve[-1]["step"]] == [0, rungs.SETTINGS[rungs.RUNGS[rung]].steps]
