@@ -49,7 +49,7 @@ def row(rung: int, rows: list[Row]) -> dict[str, object]:
         "measure": "pass rate at the end" if rate is None else f"{axis} to {rate:g}",
         "against the rung before": text,
         "pairs": str(len(apart)),
-        "seen here": "yes" if low > 0 or high < 0 else "no",
+        "seen here": "no" if low <= 0 <= high else "a gain" if (low > 0) == (rate is None) else "a cost",
     }
 
 

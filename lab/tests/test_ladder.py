@@ -75,7 +75,9 @@ def test_a_row_of_the_table_by_hand():
     assert publish.reached(curve, "tokens", None) == pytest.approx(0.7)
     assert publish.reached(curve, "tokens", 0.9) != publish.reached(curve, "tokens", 0.9)  # NaN: never
     row = publish.row(8, rows)
-    assert row["against the rung before"] == "-50% [-50%, -50%]" and row["pairs"] == "2" and row["seen here"] == "yes"
+    assert (
+        row["against the rung before"] == "-50% [-50%, -50%]" and row["pairs"] == "2" and row["seen here"] == "a gain"
+    )
 
 
 def test_the_published_curves_are_whole():
