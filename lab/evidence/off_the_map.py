@@ -1,4 +1,4 @@
-"""Twelve cells off the map `staleness`, committed with their predictions (lab/law/stability.md) before their runs.
+"""Twelve cells off the map `staleness`, committed with their predictions before their runs: lab/results/off_the_map.md.
 
     python lab/evidence/off_the_map.py runs/stability       # prints the command of each run, five seeds of each cell
 

@@ -10,7 +10,7 @@ BY RATE AND LAG. Of the 84 runs of the map in lab/results/staleness.md, rates of
 
     chance = 1 / (1 + (HALF / x)^SLOPE),    x = rate * lag^EXPONENT
 
-HALF is a rate of this task and this model. Of another model this says nothing.
+HALF is a rate of this task, model, batch and loss. Of others this says little: stability.md says where it ends.
 
 BY THE FIRST STEPS. What a rate does is seen in the log, whatever the model: with E the mean effective sample size of
 the first ten steps and l their mean lag,
@@ -22,8 +22,8 @@ no other (`log_ratio_rms`). It is divided by l, not by its root: on the map the 
 to 1.2. So the lag need not be there yet: a lag of 16 takes 16 steps to build up. `lag` is the one that the run will
 have: by its flags --k and --min_ready, or --lag.
 
-train.py prints a warning by the same rule; it cannot import this file, so runtime/recorder.py has EARLY_STEPS and
-EARLY_DRIFT, too. WHERE THIS ENDS: stability.md.
+train.py prints a warning by the second rule, where x is beyond EARLY_DRIFT. It cannot import this file, so
+runtime/recorder.py has the two constants, too.
 
 SIMPLIFIED. A lag is one number; a mix of lags counts as its mean. The chances are those of runs to 170 updates.
 
@@ -166,9 +166,9 @@ def report(first: FirstSteps) -> Iterator[str]:
     """The lines that are printed of a run."""
     rate, lag, drift = first
     x = rate * lag**EXPONENT
-    yield f"a rate of {rate:.2g} at a lag of {lag:.1f}"
+    yield f"a rate of {rate:.2g} at a lag of {lag:.1f}; chances are those of CISPO, graded task, 32 prompts"
     by_rate = f"{SAFE:.0%} at a lag of {safe_lag(rate):.1f}, or a rate of {safe_rate(lag):.2g}" if lag else ""
-    yield f"  by rate and lag (the built-in task only): goes down in {chance(x, HALF, SLOPE):.0%} of runs; {by_rate}"
+    yield f"  by rate and lag: goes down in {chance(x, HALF, SLOPE):.0%} of runs; {by_rate}"
     if drift is None:
         yield "  by its first steps: the log has no lag above 0, or neither ess nor log_ratio_rms"
         return
