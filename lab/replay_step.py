@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -125,7 +126,7 @@ def read_step(folder: Path, batch: Path, names: dict[str, torch.Size]) -> Step:
             if [column.shape for column in columns] != list(names.values()):
                 raise ValueError("its moments have another shape")
             step.variance = torch.cat([column.flatten() for column in columns])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UsageError(f"{batch.parent} is no step of this model ({type(error).__name__}: {error}).") from error
     return step
 
@@ -178,7 +179,7 @@ class Replayer:
                 trainer.model.load_state_dict(weights)
                 if trainer.low_precision:
                     trainer.low_precision.round_masters()
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise UsageError(f"{step.folder} has no weights of this model ({str(error).splitlines()[0]}).") from error
         largest = max(max([*row.prompt_ids, *row.completion_ids]) for row in train.token_rows(step.groups))
         if largest >= self.trainer.model.get_input_embeddings().weight.shape[0]:

@@ -224,6 +224,7 @@ def other_shape(path):
         ("batch.jsonl", equal_rewards, "no batch has a group with unequal rewards"),
         ("moments.safetensors", other_shape, "its moments have another shape"),
         ("batch.jsonl", lambda path: path.write_text('{"group": 0}\n'), "is no step of this model"),
+        ("moments.safetensors", lambda path: path.write_bytes(b"cut off"), "is no step of this model"),
     ],
 )
 def test_files_that_do_not_fit(call, recorded, tmp_path, name, change, sentence):
@@ -244,12 +245,30 @@ def test_files_that_do_not_fit(call, recorded, tmp_path, name, change, sentence)
         (["--against", "dapo", "--at", "x"], "steps are numbers"),
         (["--against", "dapo", "--kl_coef", "0.1"], "a KL penalty cannot be replayed"),
         (["--against", "dapo", "--nonsense", "1"], "unknown flag --nonsense"),
+        (
+            ["--model", "a", "--batch", "b", "--against", "dapo"],
+            "give the folder of a run, or both --model and --batch",
+        ),
+        (["--against", "tis", "--schedule", "ppo_off_policy"], "tis cannot be replayed there, its old log-probs were"),
         ([], "the following arguments are required: --against"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(call, words, sentence):
     code, out, err, _ = call(*words)
     assert code == 2 and sentence in err and len(err.splitlines()) == 1 and not out
+
+
+def test_a_step_whose_weights_are_cut_off(call, recorded, tmp_path):
+    """The first step makes the trainer; this is the second."""
+    folder = damaged(recorded[0], tmp_path / "run", "model.safetensors", lambda path: path.write_bytes(b"cut off"))
+    code, _, err, _ = call("--at", "2", "3", "--against", "dapo", folder=folder)
+    assert code == 2 and "step-000003 has no weights of this model" in err.splitlines()[-1]
+
+
+def test_gradients_that_would_not_fit_are_refused_before_any_is_made(call, monkeypatch):
+    monkeypatch.setattr(replay, "LARGEST", 1e6)
+    code, out, err, _ = call("--against", "dapo")
+    assert code == 2 and not out and "GB; give fewer steps with --at, or variants." in err
 
 
 def test_a_run_without_recorded_steps(call, tmp_path):
