@@ -302,8 +302,7 @@ def replay(replayer: Replayer, files: Sequence, variants: Sequence[Variant], opt
 
 def summary(steps: Sequence[Step], options: Namespace) -> str:
     """What was replayed, and whether its own gradients are the run's."""
-    first, last = steps[0], steps[-1]
-    agreements = [step.agreement for step in steps]
+    first, last, agreements = steps[0], steps[-1], [step.agreement for step in steps]
     text = f"{len(steps)} steps, {first.number} to {last.number}, lag {np.mean([step.lag for step in steps]):.1f}"
     text += f": pass rate {first.pass_rate:.2f} to {last.pass_rate:.2f}"
     text += f", halves of g* agree by {min(agreements):.2f} to {max(agreements):.2f}"
