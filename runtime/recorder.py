@@ -29,9 +29,8 @@ HIGH_ENTROPY = 0.3
 RISEN = 1.25  # of 914 published runs nine went beyond both, and none of these learned
 EMPTY_STEPS = 3  # in a row
 UNFINISHED = 0.5  # share of completions whose thinking never ended
-# lab/law/stability.py: from the first steps on, no published run beyond it stood.
 EARLY_STEPS = 10
-EARLY_DRIFT = 0.42
+EARLY_DRIFT = 0.42  # lab/law/stability.py: no published run beyond it stood
 
 
 @dataclass(eq=False)
@@ -282,10 +281,8 @@ def step_line(record: Record) -> str:
         f"lag {record['lag_mean']:.2f}/{record['lag_max']}"
     )
     if "ratio_max" in record:
-        line += (
-            f" · rho {record['ratio_mean']:.3f}/{record['ratio_max']:.2f} · ess {record['ess']:.3f} · "
-            f"entropy {record['entropy']:.3f} · grad {record['grad_norm']:.2f}"
-        )
+        line += f" · rho {record['ratio_mean']:.3f}/{record['ratio_max']:.2f} · ess {record['ess']:.3f}"
+        line += f" · entropy {record['entropy']:.3f} · grad {record['grad_norm']:.2f}"
     else:
         line += " · nothing to train on"
     line += f" · waits {record['trainer_idle']:.2f}/{record['generator_idle']:.2f} s · {record['seconds']:.2f} s"
@@ -310,15 +307,12 @@ def warnings_of(record: Record, empty_steps: int, first_entropy: float = math.in
     verdicts = record.get("verdicts", {})
     unfinished = verdicts.get("unfinished", 0) / max(1, sum(verdicts.values()))
     if record.get("step") == 1 and unfinished > UNFINISHED:  # once, with the first evaluation's verdicts
-        yield (
-            f"Warning: {unfinished:.0%} of completions never ended their thinking and count as wrong; if the model "
-            "does not think, use --thinking false."
-        )
+        never = f"{unfinished:.0%} of completions never ended their thinking and count as wrong"
+        yield f"Warning: {never}; if the model does not think, use --thinking false."
 
 
 def early_warning(records: Sequence[Record], flags: Flags) -> Iterator[str]:
-    """What the first steps say of the rest: log rho has moved as the lag (-log ESS = sigma^2), and the lag that the
-    flags hold comes later."""
+    """What the first steps say of the rest; the lag that the flags hold comes later. -log ESS = sigma^2 of log rho."""
     steps = [record for record in records if "ess" in record]
     lag, ess = (sum(step[name] for step in steps) / max(1, len(steps)) for name in ("lag_mean", "ess"))
     held = min(flags.k, 1 + flags.min_ready / flags.batch_prompts)
