@@ -15,7 +15,6 @@ Source: vLLM 0.32, vllm/model_executor/model_loader/reload and vllm/v1/core/sche
 """
 
 import os
-import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -43,10 +42,10 @@ SMALL = 2**16  # measured on an AMD EPYC: at four times as many weights oneDNN i
 class RunWeightReceiver(vllm_engine.WeightReceiver):
     """Loads new weights into the running model."""
 
-    def load_gpu_memory(self, handle: bytes, layout: vllm_engine.Layout) -> None:
+    def load_gpu_memory(self, handle: list[Any], layout: vllm_engine.Layout) -> None:
         """As `load_weight_file`, from the trainer's memory on this GPU."""
         if self.opened[0] != handle:
-            self.opened = handle, vllm_engine.tensors_in(pickle.loads(handle), layout)
+            self.opened = handle, vllm_engine.tensors_in(shared_memory(handle), layout)
         self.load_tensors(self.opened[1])
 
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -59,6 +58,13 @@ class RunWeightReceiver(vllm_engine.WeightReceiver):
         super().load_tensors(tensors)
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the trainer writes to this memory next
+
+
+def shared_memory(handle: list[Any]) -> torch.Tensor:
+    """The bytes of another process's storage: on a GPU, or on a CPU where a test stands in for one."""
+    kind = torch.UntypedStorage
+    storage = kind._new_shared_cuda(*handle) if torch.cuda.is_available() else kind._new_shared_filename_cpu(*handle)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def is_repacked(model: torch.nn.Module) -> bool:

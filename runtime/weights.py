@@ -25,7 +25,6 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -155,12 +154,13 @@ class GpuMemory(RunWeightFile):
     def __init__(self, rank: int = 0, device: str = "cuda") -> None:
         super().__init__(rank)
         self.device = device
-        self.handle = b""  # of the memory, for another process of this user; empty: the file is used
+        self.handle: list[Any] = []  # of the memory, for another process of this user; empty: the file is used
 
     def new_memory(self) -> torch.Tensor:
         """The memory, on the GPU."""
         memory = torch.empty(self.size, dtype=torch.uint8, device=self.device)
-        self.handle = bytes(ForkingPickler.dumps(memory))
+        storage = memory.untyped_storage()
+        self.handle = list(storage._share_cuda_() if memory.is_cuda else storage._share_filename_cpu_())
         return memory
 
     def prepare(self, weights: Weights) -> None:
@@ -178,7 +178,7 @@ class GpuMemory(RunWeightFile):
                 print(
                     f"new weights go through {self.path}: the engine cannot open memory of the GPU ({reason_of(error)})"
                 )
-            self.handle, on_gpu = b"", self.tensors
+            self.handle, on_gpu = [], self.tensors
             self.tensors = vllm_engine.tensors_in(super().new_memory(), self.layout)
             super().prepare(on_gpu)
         await super().deliver(vllm)

@@ -1,10 +1,7 @@
 """runtime/weights.GpuMemory in a real engine, with memory that two processes share in the place of a GPU's: the handle, its
 way through vLLM's messages, the layout and both ends are those of a GPU. (That a card's handle opens: lab/tests/gpu.)"""
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 from fake_engine import problems
 from real_engine import new_engine, started
 from test_weights_in_flight import check_weights_move, evaluated, long_training
@@ -15,11 +12,8 @@ from runtime.weights import GpuMemory
 
 
 @pytest.fixture
-def channel() -> Iterator[GpuMemory]:
-    before = torch.multiprocessing.get_sharing_strategy()
-    torch.multiprocessing.set_sharing_strategy("file_system")  # a name that any process opens, as a GPU's handle is
-    yield GpuMemory(device="cpu")
-    torch.multiprocessing.set_sharing_strategy(before)
+def channel() -> GpuMemory:
+    return GpuMemory(device="cpu")
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -47,7 +41,7 @@ def test_an_engine_that_cannot_open_the_memory_takes_the_file(tmp_path, channel,
 
     def broken():
         memory = usual()
-        channel.handle = channel.handle.replace(b"/torch_", b"/gone__")
+        channel.handle[1] = b"/gone"
         return memory
 
     channel.new_memory = broken
