@@ -19,7 +19,7 @@ IDEA. AdamW makes steps of about one size whatever the scale of a gradient: what
 
 The sizes |u| and the noise of g* are about the same for all variants, so they leave the ratio alone. The interval
 (95 %) comes from drawing batches, and parts of g*'s problems, anew. With fewer than four batches v is the run's own
-(moments.safetensors), and the signal is the cosine in that metric; without moments it is the plain cosine.
+(moments/), and the signal is the cosine in that metric; without moments it is the plain cosine.
 
 A VARIANT is one or more changes joined by commas: a loss (`dapo`, `lab.masks:icepop`, `mine:loss`), or FLAG=VALUE of
 the flags in replay_step.REPLAYED, by their first letters if you like (`normalize=prompt`). `lag=0` draws a fresh batch
@@ -49,9 +49,9 @@ from runtime.command_line import parse_flags
 from runtime.engine_flags import choose_engine
 from runtime.flags import Flags, UsageError, check_flags
 from runtime.folder import Folder
+from runtime.generator import EngineFailed
 
-NOISY = 0.1  # halves of g* that agree by less
-ENOUGH = 0.3
+NOISY, ENOUGH = 0.1, 0.3  # of the agreement of the halves of g*
 LEAST_BATCHES = 4  # for a variant's own second moments
 LARGEST = 8e9  # bytes of gradients that are kept
 DRAWS = 2000  # of the bootstrap
@@ -255,7 +255,7 @@ def main(argv: Sequence[str]) -> int:
         variants = [Variant("recipe", flags), *(variant_of(text, flags) for text in options.against)]
         with tempfile.TemporaryDirectory() as empty, closing(Replayer(flags, files[0][0], empty)) as replayer:
             return replay(replayer, files, variants, options)
-    except UsageError as error:
+    except (UsageError, EngineFailed) as error:
         print(f"replay.py: {error}", file=sys.stderr)
         return 2
 

@@ -24,7 +24,7 @@ from runtime.command_line import parse_flags
 from runtime.flags import DEFAULTS, Flags, UsageError, check_flags
 from runtime.microbatches import TokenRow
 from runtime.parts import Run
-from runtime.step_file import FOLDER
+from runtime.step_file import FOLDER, MOMENTS
 from runtime.trainer import Trainer, TrainingBatch, chosen_loss, clip_options
 from tasks.prompts import Problem
 
@@ -120,8 +120,8 @@ def read_step(folder: Path, batch: Path, names: dict[str, torch.Size]) -> Step:
         if (folder / "run.json").exists():
             record |= json.loads((folder / "run.json").read_text())
         step = Step(folder, record["step"], record["version"], *groups_of(lines))
-        if (folder / "moments.safetensors").exists():
-            moments = load_file(folder / "moments.safetensors")
+        if (folder / MOMENTS).exists():
+            moments = load_file(folder / MOMENTS)
             columns = [moments[f"exp_avg_sq {name}"] for name in names]
             if [column.shape for column in columns] != list(names.values()):
                 raise ValueError("its moments have another shape")

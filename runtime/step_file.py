@@ -4,7 +4,8 @@
 yet). OUTPUT_DIR/recorded/step-000030 is the state after 30 batches, and the batch that trains next:
 
     config.json, model.safetensors, ...    a model folder in Hugging Face format, with its tokenizer; FP32 weights
-    moments.safetensors                    AdamW's: `exp_avg NAME` and `exp_avg_sq NAME` of each parameter; FP32
+    moments/adamw.safetensors              `exp_avg NAME` and `exp_avg_sq NAME` of each parameter; FP32. (In a folder of
+                                           its own: vLLM loads every *.safetensors beside config.json.)
     run.json                               {"step", "version"}: batches consumed, updates made
     batch.jsonl                            a JSON object for each rollout, in the batch's order:
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from runtime.parts import Run
 
 FOLDER = "recorded"
+MOMENTS = "moments/adamw.safetensors"
 BYTES = 12  # of a parameter: its weight and two moments
 
 
@@ -95,7 +97,8 @@ def write_step(run: Run, weights: dict[str, Tensor], moments: dict[str, Tensor],
         new.mkdir(parents=True)
         run.trainer.model.save_pretrained(new, state_dict=weights)
         run.task.tokenizer.save_pretrained(new)
-        save_file(moments, new / "moments.safetensors")
+        (new / MOMENTS).parent.mkdir()
+        save_file(moments, new / MOMENTS)
         (new / "run.json").write_text(json.dumps({"step": progress.step, "version": progress.version}))
         (new / "batch.jsonl").write_text("\n".join(lines) + "\n")
         swap(new, final)

@@ -222,9 +222,9 @@ def other_shape(path):
     [
         ("batch.jsonl", other_tokens, "the batch is of another model: it has token 999."),
         ("batch.jsonl", equal_rewards, "no batch has a group with unequal rewards"),
-        ("moments.safetensors", other_shape, "its moments have another shape"),
+        ("moments/adamw.safetensors", other_shape, "its moments have another shape"),
         ("batch.jsonl", lambda path: path.write_text('{"group": 0}\n'), "is no step of this model"),
-        ("moments.safetensors", lambda path: path.write_bytes(b"cut off"), "is no step of this model"),
+        ("moments/adamw.safetensors", lambda path: path.write_bytes(b"cut off"), "is no step of this model"),
     ],
 )
 def test_files_that_do_not_fit(call, recorded, tmp_path, name, change, sentence):

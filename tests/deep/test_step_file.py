@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import train
-from runtime.step_file import FOLDER
+from runtime.step_file import FOLDER, MOMENTS
 
 
 def lines_of(step):
@@ -36,7 +36,7 @@ def test_a_kept_step_is_what_the_run_had(recorded, capsys, monkeypatch):
         weights = dict(AutoModelForCausalLM.from_pretrained(step, dtype=torch.float32).named_parameters())
         saved = load_file(checkpoint / "model.safetensors")
         assert all(torch.equal(weights[name], saved["model." + name]) for name in weights)
-        moments = load_file(step / "moments.safetensors")
+        moments = load_file(step / MOMENTS)
         optimizer = torch.load(checkpoint / "optimizer.bin")["state"]
         for i, name in enumerate(weights):
             for moment in ("exp_avg", "exp_avg_sq"):
@@ -65,11 +65,11 @@ def test_recording_changes_nothing(recorded, whole):
     assert equal(state[0], without[0]) and state[1:] == without[1:]
     assert_same_logs(kept.run.folder.path, folder)
     last = kept.run.folder.path / FOLDER / "step-000006"
-    before = {file.name: file.read_bytes() for file in last.iterdir()}
+    before = {file: file.read_bytes() for file in last.rglob("*.*") if file.is_file()}
     (kept.run.folder.path / "checkpoints" / "step-000007").rename(folder / "elsewhere")
     (last / "batch.jsonl").write_text("of a run that was cut short")
     recorded("kept", "--resume")
-    assert {file.name: file.read_bytes() for file in last.iterdir()} == before
+    assert {file: file.read_bytes() for file in last.rglob("*.*") if file.is_file()} == before
 
 
 def test_a_new_run_in_the_folder_keeps_no_old_steps(recorded):
