@@ -188,13 +188,18 @@ class WeightFile:
         self.engine_args: dict[str, Any] = {"worker_extension_cls": f"{__name__}.WeightReceiver"}
 
     def prepare(self, weights: Any) -> None:
-        """Copies these tensors into the memory; no engine may be reading it. Raises OSError if there is no room."""
+        """Copies these tensors into the memory; no engine may be reading it. Raises OSError if there is no room, and
+        RuntimeError if a tensor is missing that was there before."""
         if not self.tensors:  # how large they are is known when all have come
             weights = {name: tensor.detach().cpu() for name, tensor in weights.items()}
             self.layout, self.size = layout_of(weights)
             self.tensors = tensors_in(self.new_memory(), self.layout)
+        missing = set(self.tensors)
         for name, tensor in weights.items():
             self.tensors[name].copy_(tensor.detach())
+            missing.discard(name)
+        if missing:  # the memory has the old ones
+            raise RuntimeError(f"the trainer sent no weights for {sorted(missing)[:3]}")
 
     def new_memory(self) -> torch.Tensor:
         """The memory, `size` bytes. Raises OSError."""

@@ -17,7 +17,7 @@ import torch
 from stale_cache import stale_cache_logprobs
 from tiny_model import TinyModel
 
-from vllm_engine import VLLMEngine, check_sample
+from vllm_engine import VLLMEngine, WeightFile, check_sample
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 PROMPT = [9, 10, 11, 12, 13]
@@ -45,10 +45,15 @@ def story(tmp_path_factory):
             engine.prepare(weights[version], version)
             await engine.update()
         after = await engine.sample(PROMPT, 12, str(version))
+        lacking = r"no weights for .*layers\.1\.mlp\.down_proj"
         incomplete = dict(weights[0])  # vLLM would keep the old tensor and say nothing
         del incomplete["model.layers.1.mlp.down_proj.weight"]
+        with pytest.raises(RuntimeError, match=lacking):  # the memory has the old one, too
+            engine.prepare(incomplete, version + 1)
+        engine.channel.close()
+        engine.channel = WeightFile()
         engine.prepare(incomplete, version + 1)
-        with pytest.raises(Exception, match=r"no weights for .*layers\.1\.mlp\.down_proj"):
+        with pytest.raises(Exception, match=lacking):
             await engine.update()
         return SimpleNamespace(before=before, during=await running, after=after, last=version)
 
