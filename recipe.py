@@ -87,8 +87,8 @@ def evaluate(generator: Generator, task: ChainTask, step: int) -> tuple[int, flo
     tokens = generator.counters.sampled
     answers = generator.result_of(generator.evaluate(task.held_out, 1))
     pass_rate = sum(rollout.correct for [rollout] in answers) / len(answers)
-    shown = task.text([*task.held_out[7].prompt_ids, *answers[7][0].completion_ids])  # a problem, and what it writes
-    print(f"step {step:2}  {tokens:6,} tokens  right {pass_rate:.2f}   {shown}", flush=True)
+    example = task.text([*task.held_out[7].prompt_ids, *answers[7][0].completion_ids])  # a problem, and what it writes
+    print(f"step {step:2}  {tokens:6,} tokens  right {pass_rate:.2f}   {example}", flush=True)
     return tokens, pass_rate
 
 

@@ -315,6 +315,6 @@ def early_warning(records: Sequence[Record], flags: Flags) -> Iterator[str]:
     """What the first steps say of the rest; the lag that the flags hold comes later. -log ESS = sigma^2 of log rho."""
     steps = [record for record in records if "ess" in record]
     lag, ess = (sum(step[name] for step in steps) / max(1, len(steps)) for name in ("lag_mean", "ess"))
-    held = min(flags.k, 1 + flags.min_ready / flags.batch_prompts)
-    if lag and math.sqrt(abs(math.log(ess)) * max(lag, held)) / lag > EARLY_DRIFT:
+    lag_to_come = min(flags.k, 1 + flags.min_ready / flags.batch_prompts)
+    if lag and math.sqrt(abs(math.log(ess)) * max(lag, lag_to_come)) / lag > EARLY_DRIFT:
         yield "Warning: runs that began so went down; a lower --lr or --k may help (lab/law/stability.py says which)."

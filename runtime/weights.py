@@ -155,6 +155,7 @@ class GpuMemory(RunWeightFile):
         super().__init__(rank)
         self.device = device
         self.handle: list[Any] = []  # of the memory, for another process of this user; empty: the file is used
+        self.opened = False  # by the engine
 
     def new_memory(self) -> torch.Tensor:
         """The memory, on the GPU."""
@@ -173,8 +174,12 @@ class GpuMemory(RunWeightFile):
         """Brings the weights prepared last into a paused vLLM."""
         if self.handle:
             try:
-                return await vllm.collective_rpc("load_gpu_memory", args=(self.handle, self.layout))
+                await vllm.collective_rpc("load_gpu_memory", args=(self.handle, self.layout))
+                self.opened = True
+                return
             except Exception as error:  # vLLM raises many kinds
+                if self.opened:  # a dead engine, for instance
+                    raise
                 print(
                     f"new weights go through {self.path}: the engine cannot open memory of the GPU ({reason_of(error)})"
                 )

@@ -73,14 +73,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     rung = int(args.rung)
     text = re.sub(r"^(```\w*|!\[.*)\n", "", section(rung), flags=re.M)
     before, _, answer = text.partition("<details><summary>Answer</summary>\n")
-    print(f"{rung}. {before}" if rung else source(0))
+    if rung == 0:
+        print(source(0))
+    print(f"{rung}. {before}")
     if sys.stdin.isatty() and answer:
         input("Your answer? Enter runs it. ")
     own = climb(rung, RUNGS[rung], args.seed, args.steps)
     path = OUT / f"rung_{rung}.png"
     draw(rung, published(), path, own)
     print(answer.replace("</details>", "").strip())
-    print(f"\nYour curve{f' over those of rung {rung - 1}' if rung else ''}: {path}")
+    print(f"\nYour curve{f' over those of rung {rung - 1} in this setting' if rung else ''}: {path}")
     return 0
 
 

@@ -1,7 +1,11 @@
 """runtime/weights.GpuMemory in a real engine, with memory that two processes share in the place of a GPU's: the handle, its
 way through vLLM's messages, the layout and both ends are those of a GPU. (That a card's handle opens: lab/tests/gpu.)"""
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
+import torch
 from fake_engine import problems
 from real_engine import new_engine, started
 from test_weights_in_flight import check_weights_move, evaluated, long_training
@@ -54,3 +58,21 @@ def test_an_engine_that_cannot_open_the_memory_takes_the_file(tmp_path, channel,
         assert channel.path.exists()
     printed = [line for line in capsys.readouterr().out.splitlines() if "new weights go through" in line]
     assert len(printed) == 1 and "cannot open memory of the GPU" in printed[0]
+
+
+def test_an_engine_that_dies_later_is_no_reason_for_the_file(channel):
+    """Its memory was open: what an update raises then is told as it is."""
+    calls = []
+
+    async def collective_rpc(name, args):
+        calls.append(name)
+        if len(calls) > 1:
+            raise ConnectionError("dead")
+
+    vllm = SimpleNamespace(collective_rpc=collective_rpc)
+    channel.prepare({"a": torch.ones(3)})
+    asyncio.run(channel.deliver(vllm))
+    with pytest.raises(ConnectionError, match="dead"):
+        asyncio.run(channel.deliver(vllm))
+    assert calls == ["load_gpu_memory"] * 2 and not channel.path.exists()
+    channel.close()
