@@ -261,8 +261,8 @@ COMPARISONS = {
         {name: flags.replace("53", "13") for name, flags in RECIPES.items()},
         setting=f"{DISCOVER} --dataset graded --task lab.tasks:discover_110 --max_sampled_tokens 120000",
     ),
-    # Committed before their runs: seeds 0 to 6, and none is left out. Tested, paired by seed: FLOPs and sampled tokens to
-    # .5 (an evaluation that reaches it, interpolated), corrected for two tests by Holm's method.
+    # Committed before their runs: seeds 0 to 6, and none is left out. Tested, paired by seed: FLOPs and sampled tokens
+    # to .5 (a line between evaluations), corrected for two tests by Holm's method.
     "dynamic-sampling": Comparison(
         "groups with equal rewards: dropped, or replaced by others (DAPO's dynamic sampling)",
         {"dropped": "", "replaced": "--zero_variance replace"},
