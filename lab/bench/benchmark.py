@@ -147,7 +147,7 @@ def optimizer_step(run: Run, groups: Sequence[Any]) -> None:
 MODELS = {
     "0.23M": (96, 2, 4, 256, 64, 8, 20),
     "1M": (208, 2, 8, 544, 64, 8, 20),
-    "8M": (448, 4, 7, 1216, 64, 8, 20),
+    "10M": (448, 4, 7, 1216, 64, 8, 20),
     "135M, two layers": (576, 2, 9, 1536, 49152, 50, 15),
 }
 trainers: dict[tuple[int, ...], Any] = {}
