@@ -1,7 +1,7 @@
-"""Makes the runs of the ladder, and from them the table and the pictures of README.md.
+"""Makes the table and the pictures of README.md from curves.csv.
 
-python lab/ladder/publish.py run 3 ramble 0 FOLDER     # rung 3 in this setting with seed 0, unless FOLDER has it
-python lab/ladder/publish.py gather FOLDER             # all of FOLDER's runs to curves.csv; the page from that
+python lab/ladder/publish.py             # from the curves as they are
+python lab/ladder/publish.py FOLDER      # all runs that rungs.py left in FOLDER go to curves.csv first
 """
 
 import sys
@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from run import NAMES, curves_of, draw, measure_of, published
 from rungs import COLUMNS, PAGE, ROOT, RUNGS, Row
+from scipy.stats import ttest_1samp
 
 sys.path.insert(0, str(ROOT / "lab" / "evidence"))
 from pages import fill, markdown
@@ -38,7 +39,6 @@ def row(rung: int, rows: list[Row]) -> dict[str, object]:
     )
     apart = ((after - before) if rate is None else np.log(after / before)).dropna()
     ends = interval(apart)
-    _, low, high = ends
     text = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*ends)
     if rate is not None:
         text = "{:+.0%} [{:+.0%}, {:+.0%}]".format(*np.expm1(ends))
@@ -49,22 +49,38 @@ def row(rung: int, rows: list[Row]) -> dict[str, object]:
         "measure": "pass rate at the end" if rate is None else f"{axis} to {rate:g}",
         "against the rung before": text,
         "pairs": str(len(apart)),
-        "seen here": "no" if low <= 0 <= high else "a gain" if (low > 0) == (rate is None) else "a cost",
+        "p": ttest_1samp(apart, 0).pvalue,
+        "seen here": "a gain" if (ends[0] > 0) == (rate is None) else "a cost",
     }
 
 
+def holm(p: pd.Series) -> pd.Series:
+    """Corrects n p-values: the least times n, the next times n - 1, ..., none below the one before, none above 1."""
+    return (p.sort_values() * np.arange(len(p), 0, -1)).cummax().clip(upper=1).reindex(p.index)
+
+
 def gather(folder: Path) -> None:
-    """curves.csv from a folder of runs, and the page from that."""
+    """curves.csv from a folder of runs."""
     runs = [path.read_text().splitlines()[1:] for path in sorted(folder.glob("*.csv"))]
     lines = [",".join(COLUMNS), *(line for run in runs for line in run)]
     PAGE.with_name("curves.csv").write_text("\n".join(lines) + "\n")
+
+
+def page() -> None:
+    """The table and the pictures from curves.csv."""
     rows = published()
     first = {"rung": "[0](#0-grpo)", "adds": NAMES[0], "setting": RUNGS[0]}
-    table = pd.DataFrame([first, *(row(rung, rows) for rung in range(1, len(RUNGS)))]).fillna("–")
+    table = pd.DataFrame([first, *(row(rung, rows) for rung in range(1, len(RUNGS)))])
+    p = holm(table["p"].dropna())
+    table["p"] = p.map("{:.3f}".format)
+    table.loc[p.index[p >= 0.05], "seen here"] = "no"
+    table = table.fillna("–").rename(columns={"p": "p (Holm)"})
     fill(PAGE, {"ladder": markdown(table)})
     for rung in range(len(RUNGS)):
         draw(rung, rows, PAGE.with_name(f"rung_{rung}.png"))
 
 
 if __name__ == "__main__":
-    gather(Path(sys.argv[1]))
+    if sys.argv[1:]:
+        gather(Path(sys.argv[1]))
+    page()

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +63,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     assert places == sorted(places) and (tmp_path / "rung_4.png").stat().st_size > 5000
 
 
+@pytest.mark.filterwarnings("ignore:Precision loss")
 def test_a_row_of_the_table_by_hand():
     """Rung 8 reaches .5 half way from .4 to .6: at 150 tokens, rung 7 at 300; with equal seeds the interval is a point."""
     rows = [
@@ -78,6 +80,12 @@ def test_a_row_of_the_table_by_hand():
     assert (
         row["against the rung before"] == "-50% [-50%, -50%]" and row["pairs"] == "2" and row["seen here"] == "a gain"
     )
+
+
+def test_holms_correction_by_hand():
+    """.01 times three; .03 times two, .06; .04 times one would be less, so .06, too."""
+    assert list(publish.holm(pd.Series([0.04, 0.01, 0.03]))) == pytest.approx([0.06, 0.03, 0.06])
+    assert list(publish.holm(pd.Series([0.9, 0.8]))) == [1.0, 1.0]
 
 
 def test_the_published_curves_are_whole():
