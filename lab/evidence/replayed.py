@@ -19,7 +19,8 @@ from runs import RESULTS
 ROOT = Path(__file__).resolve().parents[2]
 LEVEL = 1.96  # 95 %
 ALIKE = 0.85, 1.18  # ratios between these say nothing of a sign
-SHOWN = 0.6, 5.0  # the ratios in the picture
+SHOWN = 0.7, 6.0  # the ratios in the picture
+TITLES = {"blind": "Blind test", "known": "Known answers"}
 
 
 def widened(rows: pd.DataFrame, sign: int) -> np.ndarray:
@@ -47,28 +48,40 @@ def summary(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def draw(rows: pd.DataFrame, path: Path) -> None:
-    """Predicted against measured, with replay's intervals."""
+    """Predicted against measured, with replay's intervals, and names where there is room."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.transforms import Bbox
 
     tests = list(rows.groupby("test", sort=False))
-    figure, axes = pyplot.subplots(1, len(tests), figsize=(5.6 * len(tests), 5.4), layout="constrained", squeeze=False)
+    figure, axes = pyplot.subplots(1, len(tests), figsize=(4.6 * len(tests), 4.4), layout="constrained", squeeze=False)
     for ax, (test, own) in zip(axes[0], tests, strict=True):
         ax.plot(SHOWN, SHOWN, color="gray", linewidth=0.8)
         for setting, some in own.groupby("setting", sort=False):
             [line] = ax.plot(some["measured"], some["tokens"], "o", label=setting)
-            ax.vlines(some["measured"], some["low"], some["high"].clip(upper=9), color=line.get_color(), alpha=0.4)
-        for _, row in own[(own["measured"] - 1).abs() > 0.15].iterrows():
-            ax.annotate(f" {row['variant']}", (row["measured"], row["tokens"]), fontsize=7)
-        ax.set(xscale="log", yscale="log", xlim=SHOWN, ylim=SHOWN, title=f"{test}: {len(own)} pairs")
-        ax.set(xlabel="measured tokens, relative to the recipe's", ylabel="predicted from runs of the recipe alone")
+            ax.vlines(some["measured"], some["low"], some["high"].clip(upper=9), color=line.get_color(), alpha=0.3)
+        ax.set(xscale="log", yscale="log", xlim=SHOWN, ylim=SHOWN, title=f"{TITLES[test]}: {len(own)} predictions")
+        ax.set(xlabel="tokens measured, over the recipe's", ylabel="predicted from runs of the recipe alone")
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_ticks([1, 2, 4], ["1", "2", "4"])
             axis.set_ticks([], minor=True)
-        ax.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+        ax.legend(loc="upper left")
+    figure.draw_without_rendering()
+    for ax, (_, own) in zip(axes[0], tests, strict=True):
+        taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in ax.transData.transform(own[["measured", "tokens"]])]
+        taken.append(ax.get_legend().get_window_extent())
+        for _, row in own[(own["measured"] - 1).abs() > 0.15].sort_values("measured", ascending=False).iterrows():
+            for side, shift in (("left", (6, 0)), ("right", (-6, 0)), ("center", (0, -10))):
+                place = {"xytext": shift, "textcoords": "offset points", "ha": side, "va": "center"}
+                name = ax.annotate(row["variant"], (row["measured"], row["tokens"]), fontsize=8, **place)
+                box = name.get_window_extent()
+                if not box.count_overlaps(taken) and box.x1 < ax.get_window_extent().x1:
+                    taken.append(box)
+                    break
+                name.remove()
+    figure.savefig(path, dpi=180)
 
 
 def main() -> None:
