@@ -29,7 +29,7 @@ setup: .venv/installed  ## vLLM and all that a run needs, in .venv: 4 GB
 
 demo: setup  ## the graded task with the complete recipe, and the forecast of its first half: FLAGS="--loss dapo" OUT=runs/dapo
 	.venv/bin/python train.py --overwrite true --record_every 8 $(if $(OUT),--output_dir $(OUT)) $(FLAGS)
-	-.venv/bin/python lab/law/forecast.py $(or $(OUT),runs/demo) --fit-until 0.5  # a short run has too few evaluations
+	-.venv/bin/python lab/law/forecast.py $(or $(OUT),runs/demo) --fit-until 0.5 0.75  # a short run has too few evaluations
 
 test: $(TESTS)/installed-dev  ## the tests that are lessons, and one with real vLLM: a minute
 	$(TESTS)/bin/python -m pytest -n 2 tests --ignore tests/deep

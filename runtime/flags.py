@@ -63,7 +63,7 @@ class Flags:
     overwrite: bool = flag(False, "Delete an existing run in --output_dir first.")
     resume: str = flag("", "Folder of a run to go on with; its flags are taken over, flags given here win.")
     seed: int = flag(0, "Seed of prompts, budgets, sampling and the warm start.", at_least=0, below=2**32)
-    max_steps: int = flag(310, "Batches to train on; 0 only evaluates.", at_least=0)
+    max_steps: int = flag(160, "Batches to train on; 0 only evaluates.", at_least=0)
     max_sampled_tokens: int = flag(0, "Stop after this many sampled completion tokens; 0 means no limit.", at_least=0)
     max_hours: float = flag(0.0, "Stop after this many hours, those before a resume too; 0 means no limit.", at_least=0)
     eval_every: int = flag(10, "Evaluate the held-out prompts every N steps, at the start and at the end.", at_least=1)
