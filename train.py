@@ -30,8 +30,8 @@ of your own needs none of it: `--loss module:function`.
 
 import sys
 
-if __name__ == "__main__":  # --help, and what is wrong with a flag, before torch is imported, which takes seconds
-    from runtime.command_line import answer
+if __name__ == "__main__":  # --help, and what is seen to be wrong, before torch is imported, which takes seconds
+    from runtime.before_torch import answer
 
     answer(sys.argv[1:], __doc__)
 

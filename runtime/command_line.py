@@ -1,7 +1,6 @@
 """From a command line to `Flags`, and what a resumed run takes over. Whatever is wrong is one sentence (UsageError)."""
 
 import json
-import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import fields
@@ -10,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from runtime.flags import DEFAULTS, PRETRAINED_LR, SEAMS, VERSION, Flags, UsageError, bounds, check_flags
+from runtime.flags import DEFAULTS, PRETRAINED_LR, SEAMS, VERSION, Flags, UsageError, bounds
 
 # A resumed run does not take these over: they are for one command.
 OF_ONE_CALL = ("resume", "output_dir", "overwrite")
@@ -65,15 +64,6 @@ def parse_flags(argv: Sequence[str], description: str) -> Flags:
             f"--output_dir {flags.output_dir}: --resume goes on in {flags.resume}; leave --output_dir out."
         )
     return flags
-
-
-def answer(argv: Sequence[str], description: str) -> None:
-    """Prints --help, or what is wrong with the flags, and ends the program; returns if nothing is."""
-    try:
-        check_flags(parse_flags(argv, description))
-    except UsageError as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def refuse_moved(argv: Sequence[str]) -> None:

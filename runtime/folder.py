@@ -16,13 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 from filelock import FileLock, Timeout
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torch.distributed.checkpoint import CheckpointException
 
 from pipeline_rl import Group
 from runtime.command_line import reason_of
@@ -33,10 +30,10 @@ LOGS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
 KEEP = 2  # checkpoints
 LOCK_PATIENCE = 5.0  # seconds; what a killed run leaves of its processes may hold the lock for a moment
 
-# What transformers, accelerate and torch raise for damaged files: cut short, of other shapes, a pickle with code in it.
-UNREADABLE = (
+# What Python raises for damaged files: not there, cut short, too deep, of other types and shapes.
+DAMAGED = (
     OSError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError, RuntimeError,
-    MemoryError, EOFError, ImportError, UnpicklingError, SafetensorError, StrictDataclassError, CheckpointException,
+    MemoryError, EOFError, ImportError,
 )  # fmt: skip
 
 
@@ -246,7 +243,7 @@ def whole_state(folder: Path) -> Record | None:
         state = json.loads((folder / "state.json").read_text())
         sizes = {name: (folder / name).stat().st_size for name in state["files"]}
         is_whole = sizes == state["files"] and signed(state)["hash"] == state["hash"]
-    except UNREADABLE:
+    except DAMAGED:
         return None
     return state if is_whole else None
 
@@ -304,5 +301,5 @@ def reading(file: Path) -> Iterator[None]:
         yield
     except UsageError:
         raise
-    except UNREADABLE as error:
+    except DAMAGED as error:
         raise UsageError(f"--resume: {file} is damaged ({reason_of(error)}); put back a copy of it.") from error

@@ -12,21 +12,27 @@ M tokens that train, H hidden size, V vocabulary; N, T, L, U, P: of `Microbatch`
 from __future__ import annotations
 
 from functools import partial
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.checkpoint import CheckpointException
 from torch.utils.checkpoint import checkpoint
 
 from fp32_head import head_of, token_logprobs
 from runtime.command_line import reason_of
 from runtime.flags import Flags, UsageError
-from runtime.folder import UNREADABLE
+from runtime.folder import DAMAGED
 from runtime.microbatches import Microbatch
 
 if TYPE_CHECKING:  # their imports take seconds
     from transformers import PretrainedConfig, PreTrainedModel
 
+# Also what transformers, accelerate and torch raise, as for a pickle with code in it.
+UNREADABLE = (*DAMAGED, UnpicklingError, SafetensorError, StrictDataclassError, CheckpointException)
 SHORT_ROW = 16  # tokens
 
 

@@ -22,8 +22,9 @@ from runtime.command_line import reason_of
 from runtime.engine import RunEngine, TorchEngine, devices_in_use, new_engine, place
 from runtime.evaluation import Evaluator
 from runtime.flags import BUILT_IN, Flags, UsageError, new_pacer, own_code, with_flag_names
-from runtime.folder import UNREADABLE, Folder, Progress, check_folder
+from runtime.folder import Folder, Progress, check_folder
 from runtime.generator import Generator
+from runtime.model import UNREADABLE
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.trainer import Trainer, chosen_loss

@@ -32,12 +32,13 @@ from typing import Any
 
 import torch
 
-from runtime.command_line import parse_flags
+from runtime.before_torch import checked_flags
 from runtime.engine_flags import choose_engine
 from runtime.evaluation import law
-from runtime.flags import UsageError, check_flags, with_flag_names
-from runtime.folder import UNREADABLE, Folder, Progress, Record, RunFailed, check_folder, remove, swap, writing
+from runtime.flags import UsageError, with_flag_names
+from runtime.folder import Folder, Progress, Record, RunFailed, remove, swap, writing
 from runtime.generator import EngineDied, EngineFailed, GeneratorFailed, StopRequested
+from runtime.model import UNREADABLE
 from runtime.parts import Run
 from runtime.ranks import Ranks, report_fault
 from runtime.step_file import recording_note
@@ -56,11 +57,10 @@ def run_program(loop: Callable[[Run], None], argv: Sequence[str], description: s
         if isinstance(stream, TextIOWrapper):  # a notebook's is none
             stream.reconfigure(errors="replace")  # a terminal may have ASCII only
     try:
-        flags = parse_flags(argv, description)
-        messages = [*check_flags(flags), *choose_engine(flags)]
+        flags, messages = checked_flags(argv, description)
+        messages += choose_engine(flags)
         if flags.pretrained:
             messages.append(f"--lr {flags.lr:g} (the paper's 8B: 5e-7; `make -C lab real`, 135M: 1e-5)")
-        check_folder(flags)  # comes last: a folder hides no other fault
         if os.environ.get("RANK", "0") == "0":
             print("\n".join(messages))
         return from_start_to_end(Run(flags), loop)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
 from runtime.command_line import reason_of
-from runtime.folder import UNREADABLE
+from runtime.folder import DAMAGED
 from runtime.microbatches import TokenRow, make_microbatch
 
 TOLERANCE = 1e-3  # of what is compared, which in float32 agrees to about 1e-6
@@ -65,7 +65,7 @@ def why_not(policy: nn.Module) -> str:
             logprobs, _ = policy(make_microbatch(rows, range(len(rows)), 4, shared))  # (4, 4)
             table = policy.model.get_input_embeddings().weight
             results.append((logprobs, *torch.autograd.grad((weights * logprobs).sum(), table)))
-        except UNREADABLE as error:
+        except DAMAGED as error:
             return reason_of(error)
     for what, plain, once in zip(("log-probs", "gradient"), *results, strict=True):
         if not (once - plain).norm() <= TOLERANCE * plain.norm():  # NaN, too

@@ -148,11 +148,8 @@ def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str
 def read_objects(data: DataSet) -> tuple[list[JsonObject], Counter[str]]:
     """A data set's rows as they are, and how many lines of a .jsonl file are no row, by kind. Raises ValueError if
     there is no such file, kind of file or data set."""
+    check_file(data)
     path = Path(data.name)
-    if path.suffix in FILE_KINDS and not path.is_file():
-        raise ValueError(f"`dataset` {data.name}: there is no such file")
-    if path.is_file() and path.suffix not in FILE_KINDS:
-        raise ValueError(f"`dataset` {data.name}: a file's name must end with {' or '.join(FILE_KINDS)}")
     if path.suffix == ".jsonl":
         return read_json_lines(path)
     from datasets import load_dataset
@@ -169,6 +166,15 @@ def read_objects(data: DataSet) -> tuple[list[JsonObject], Counter[str]]:
             f"`dataset` {data.name} cannot be loaded ({type(error).__name__}: {error}); give a .jsonl or "
             ".parquet file, or a data set id, with its configuration and split as NAME:CONFIG:SPLIT"
         ) from error
+
+
+def check_file(data: DataSet, option: str = "dataset") -> None:
+    """Raises ValueError, which names the option, for a file that is not there, or of another kind."""
+    path = Path(data.name)
+    if path.suffix in FILE_KINDS and not path.is_file():
+        raise ValueError(f"`{option}` {data.name}: there is no such file")
+    if path.is_file() and path.suffix not in FILE_KINDS:
+        raise ValueError(f"`{option}` {data.name}: a file's name must end with {' or '.join(FILE_KINDS)}")
 
 
 def read_json_lines(path: Path) -> tuple[list[JsonObject], Counter[str]]:

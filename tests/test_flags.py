@@ -1,4 +1,4 @@
-"""runtime/flags.py and command_line.py: what a command line gives, what is refused, what is only noted.
+"""runtime/flags.py, command_line.py and before_torch.py: what a command line gives, what is refused, what is only noted.
 
 Each wrong command line is one sentence that names the flag and the fix, before anything is written. Every flag, every
 bound and every rule: tests/deep/test_flag_rules.py. What names your own code: tests/deep/test_seams.py.
@@ -73,21 +73,53 @@ def test_a_name_of_no_loss():
     assert refusal("--loss nowhere:f") == f"--loss nowhere:f: {missing}."
 
 
-def test_help_and_a_wrong_flag_are_answered_before_torch_is_imported():
+HEAVY = ["torch", "numpy", "transformers", "vllm", "accelerate", "pyarrow"]
+# Runs train.py with each command line, in a process where none of these can be imported.
+WITHOUT = f"""
+import contextlib, io, json, runpy, sys
+sys.modules.update(dict.fromkeys({HEAVY}))
+for words in json.loads(sys.argv[1]):
+    sys.argv, said = ["train.py", *words.split()], io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            runpy.run_path("train.py", run_name="__main__")
+    except SystemExit as end:
+        print(json.dumps([end.code, said.getvalue()]))
+"""
+
+
+def test_what_is_seen_to_be_wrong_is_answered_before_torch_is_imported(tmp_path):
     """Which takes seconds. So the names of the losses stand in flags.py once more."""
     assert flags.LOSSES == tuple(losses.LOSSES)
-    for words, code, said in (
-        (["train.py", "--help"], 0, "prompts per optimizer step"),
-        (["train.py", "--k", "-1"], 2, "train.py: --k must be at least 0"),
-        (["fit_sigmoid.py", "--help"], 0, "--plot PNG"),
-    ):
-        program = [sys.executable, "-X", "importtime", *words]
-        done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"})
-        assert done.returncode == code and said in done.stdout + done.stderr
-        assert (
-            not re.search(r"\| +(torch|scipy\.special|scipy\.optimize)$", done.stderr, re.M)
-            and "argparse" in done.stderr
-        )
+    (tmp_path / "rows.jsonl").touch()
+    (tmp_path / "metrics.jsonl").write_text('{"config": {}}\n')
+    data = f"--model {tmp_path} --dataset"
+    expected = {
+        "--help": "prompts per optimizer step",
+        "--k -1": "--k must be at least 0 and finite, not -1.",
+        "--engine nowhere:E": "--engine nowhere:E: nowhere cannot be imported (",
+        "--engine vllm": "--engine vllm needs vLLM, but vLLM is not installed (",
+        '--engine_args {"seed":1}': "--engine_args seed: use --seed,",
+        f"--output_dir {tmp_path}": f"--output_dir {tmp_path} holds a run; give another folder,",
+        f"--model {tmp_path}/gone": f"--model {tmp_path}/gone: there is no such folder,",
+        f"{data} gone.jsonl": "--dataset gone.jsonl: there is no such file.",
+        f"{data} a.jsonl,": "--dataset must be NAME[:CONFIG",
+        f"{data} {tmp_path}/rows.jsonl --eval_dataset a=gone.jsonl": "--eval_dataset gone.jsonl: there is no such file.",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, json.dumps(list(expected))],
+        cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "200"},
+    )  # fmt: skip
+    for (words, said), line in zip(expected.items(), done.stdout.splitlines(), strict=True):
+        code, text = json.loads(line)
+        assert (code, said in text) == (0 if words == "--help" else 2, True), text
+
+
+def test_help_of_the_fit_needs_no_scipy():
+    program = [sys.executable, "-X", "importtime", "fit_sigmoid.py", "--help"]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--plot PNG" in done.stdout and re.search(r"\| +argparse$", done.stderr, re.M)
+    assert not re.search(r"\| +scipy\.(special|optimize)$", done.stderr, re.M)
 
 
 def test_a_flag_that_moved_says_where():

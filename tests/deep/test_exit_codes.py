@@ -207,7 +207,7 @@ def test_a_terminal_that_cannot_show_a_line_does_not_end_the_run(tmp_path, encod
         try:
             os.dup2(writer, 1), os.dup2(writer, 2)
             sys.stdout, sys.stderr = (open(number, "w", encoding=encoding, closefd=False) for number in (1, 2))
-            runtime.run.parse_flags = refuse
+            runtime.run.checked_flags = refuse
             code = train.main([])
             sys.stdout.flush(), sys.stderr.flush()  # as at the end of an interpreter
             os._exit(code)

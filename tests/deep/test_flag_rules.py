@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 import train
 from runtime import engine_flags
+from runtime.before_torch import check_engine
 from runtime.command_line import MOVED, parse_flags
-from runtime.engine_flags import choose_engine, engine_options
+from runtime.engine_flags import engine_options
 from runtime.flags import BOUNDS, DEFAULTS, VERSION, Flags, UsageError, check_flags, new_pacer
 from runtime.folder import check_folder
 
@@ -33,9 +34,7 @@ def command(monkeypatch, tmp_path):
         try:
             flags = parse_flags(line.split(), "about")
             messages = check_flags(flags)
-            engine_options(flags)
-            if flags.engine == "torch":
-                choose_engine(flags)
+            check_engine(flags)
             check_folder(flags)
             return flags, messages
         except UsageError as error:
@@ -102,7 +101,9 @@ def test_a_folder_of_another_version_or_of_none_is_one_sentence(command):
         ("--loss=ppo", "--loss must be cispo, gspo, dapo, grpo, tis or module:function, not ppo."),
         ("--k=eight", "argument --k: invalid int value: 'eight'"),
         ("--fp32_head=maybe", "argument --fp32_head/--fp32-head: must be true or false, not maybe"),
-        ("--model=/a\nb\x1b", "--engine torch samples from"),
+        ("--model=/a\nb\x1b", "--model /a\\nb\\x1b: there is no such folder,"),
+        ("--model=~/a", "--model ~/a: there is no such folder, and a hub id is NAME or OWNER/NAME."),
+        ("--model=a/b", "--engine torch samples from"),
         ("--rollouts\n=3", "unknown flag --rollouts\\n; did you mean --rollouts?"),
         ("--k=a\nb", "argument --k: invalid int value: 'a\\nb'"),
     ],
