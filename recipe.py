@@ -32,7 +32,7 @@ B, G, K, LR = 8, 16, 8, 3.5e-4  # prompts a step, rollouts a prompt, the most st
 def train(steps: int = 64, seed: int = 0) -> None:
     """The loop. Shapes: N = B · G rollouts are taken, M of them train, and the longest has L tokens with its prompt."""
     torch.set_num_threads(1)  # one core for the trainer, one for the generator
-    task = ChainTask(seed, DISCOVER_POOL)  # chains of sums, of which the last digit counts
+    task = ChainTask(seed, DISCOVER_POOL)  # chains such as 7 a +8 b *3, modulo 10
     folder = str(warm_start("runs/cache", settings=WarmStart(demonstrations=DISCOVER), report=print))  # the first model
     engine = TorchEngine(folder, task.stop_ids, max_model_len=64, temperature=1.0, max_num_seqs=B * G, seed=seed)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -34,6 +34,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -248,8 +249,10 @@ def tensors_in(memory: torch.Tensor, layout: Layout) -> dict[str, torch.Tensor]:
 def mapped(path: Path) -> torch.Tensor:
     """The bytes of a file, shared with whoever maps it, too. Beside a GPU they are pinned: it copies faster."""
     memory = torch.from_file(str(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)
-    if torch.cuda.is_available():
-        torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+    if torch.cuda.is_available() and int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
+        # Not pinned, it is only slower. But this thread's next kernel will raise the error: one that nobody needs.
+        with suppress(RuntimeError):
+            torch.zeros(1, device="cuda")
     return memory
 
 

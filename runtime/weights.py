@@ -149,7 +149,7 @@ class RunWeightFile(vllm_engine.WeightFile):
 
 class GpuMemory(RunWeightFile):
     """Where trainer and engine use the same GPU, the memory is on it: the engine's process opens a handle of it. Where
-    that fails (a container, or another user's process), the run says so and takes the file."""
+    that fails (WSL, a container, or another user's process), the run says so and takes the file."""
 
     def __init__(self, rank: int = 0, device: str = "cuda") -> None:
         super().__init__(rank)
@@ -158,11 +158,20 @@ class GpuMemory(RunWeightFile):
         self.opened = False  # by the engine
 
     def new_memory(self) -> torch.Tensor:
-        """The memory, on the GPU."""
+        """The memory, on the GPU, or in the file if there is no handle of it."""
         memory = torch.empty(self.size, dtype=torch.uint8, device=self.device)
         storage = memory.untyped_storage()
-        self.handle = list(storage._share_cuda_() if memory.is_cuda else storage._share_filename_cpu_())
+        try:
+            self.handle = list(storage._share_cuda_() if memory.is_cuda else storage._share_filename_cpu_())
+        except RuntimeError as error:
+            return self.file_instead(error)
         return memory
+
+    def file_instead(self, error: Exception) -> torch.Tensor:
+        """The memory of the file, and a line that says why."""
+        self.handle = []
+        print(f"new weights go through {self.path}: the engine cannot open memory of the GPU ({reason_of(error)})")
+        return super().new_memory()
 
     def prepare(self, weights: Weights) -> None:
         """Replaces the weights in the memory by these."""
@@ -180,12 +189,9 @@ class GpuMemory(RunWeightFile):
             except Exception as error:  # vLLM raises many kinds
                 if self.opened:  # a dead engine, for instance
                     raise
-                print(
-                    f"new weights go through {self.path}: the engine cannot open memory of the GPU ({reason_of(error)})"
-                )
-            self.handle, on_gpu = [], self.tensors
-            self.tensors = vllm_engine.tensors_in(super().new_memory(), self.layout)
-            super().prepare(on_gpu)
+                on_gpu = self.tensors
+                self.tensors = vllm_engine.tensors_in(self.file_instead(error), self.layout)
+                super().prepare(on_gpu)
         await super().deliver(vllm)
 
 

@@ -5,6 +5,7 @@ for byte: tests/deep/engine.
 """
 
 import stat
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,6 +49,23 @@ def test_who_has_mapped_the_file_sees_the_next_weights(channel):
     engines = tensors_in(mapped(channel.path), channel.layout)
     channel.prepare({"a": torch.arange(3.0), "b": torch.ones(2)})
     assert engines["a"].tolist() == [0, 1, 2] and engines["b"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_file_that_cannot_be_pinned_is_no_error(channel, monkeypatch, code):
+    """CUDA would tell the next kernel of this thread: one that nobody needs takes the error."""
+    kernels = []
+
+    def kernel(*_, device):
+        kernels.append(device)
+        raise RuntimeError("CUDA error: operation not supported")
+
+    channel.prepare({"a": torch.arange(3.0)})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *_: code))
+    monkeypatch.setattr(torch, "zeros", kernel)
+    assert tensors_in(mapped(channel.path), channel.layout)["a"].tolist() == [0, 1, 2]
+    assert kernels == ["cuda"] * code
 
 
 @pytest.mark.parametrize("tied", [True, False])

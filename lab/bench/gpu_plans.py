@@ -92,14 +92,14 @@ def weights(place: Place) -> list[Job]:
     jobs = []
     for name, tied in itertools.product([f"[{place.engine}", "FileEngine"], ("True", "False")):
         title = f"weights-{name.strip('[')}-{'tied' if tied == 'True' else 'untied'}"
-        jobs.append(own_cache(place, tests(place, title, "test_2_engine.py", f"{name} and {tied}", 200)))
+        jobs.append(own_cache(place, tests(place, title, "test_2_engine.py", f"{name} and {tied}", 260)))
     return jobs[:1] if place.dry else jobs
 
 
 def faults(place: Place) -> list[Job]:
     """SIGTERM and resume, a dead engine, FSDP2 with one process."""
     names = ["sigterm"] if place.dry == "torch" else ["sigterm", "killed", "fsdp2"]
-    jobs = [tests(place, f"faults-{name}", "test_4_faults.py", f"{name} and {place.engine}", 240) for name in names]
+    jobs = [tests(place, f"faults-{name}", "test_4_faults.py", f"{name} and {place.engine}", 300) for name in names]
     return [own_cache(place, job) for job in jobs]
 
 
@@ -115,7 +115,7 @@ def auto(place: Place) -> list[Job]:
 
 def both(place: Place) -> list[Job]:
     """Steps of PipelineRL-8, then each side alone, then a turn of 8 steps."""
-    return [qwen(place, "both", "both", 220, "--engine", place.engine)]
+    return [qwen(place, "both", "both", 300, "--engine", place.engine)]
 
 
 def head(place: Place) -> list[Job]:

@@ -13,6 +13,7 @@ from tiny_model import TinyModel
 
 from pipeline_rl import Pacer
 from runtime.weights import GpuMemory
+from vllm_engine import mapped, tensors_in
 
 
 @pytest.fixture
@@ -58,6 +59,27 @@ def test_an_engine_that_cannot_open_the_memory_takes_the_file(tmp_path, channel,
         assert channel.path.exists()
     printed = [line for line in capsys.readouterr().out.splitlines() if "new weights go through" in line]
     assert len(printed) == 1 and "cannot open memory of the GPU" in printed[0]
+
+
+def test_memory_without_a_handle_is_the_file_s(channel, monkeypatch, capsys):
+    """Some drivers share no memory of a GPU (WSL): the engine is told of the file from the first weights on."""
+    calls = []
+
+    def refuse(self):
+        raise RuntimeError("CUDA error: operation not supported")
+
+    async def collective_rpc(name, args):
+        calls.append((name, args[0]))
+
+    monkeypatch.setattr(torch.UntypedStorage, "_share_filename_cpu_", refuse)
+    for value in (1.0, 2.0):
+        channel.prepare({"a": torch.full((3,), value)})
+        asyncio.run(channel.deliver(SimpleNamespace(collective_rpc=collective_rpc)))
+        assert tensors_in(mapped(channel.path), channel.layout)["a"].tolist() == [value] * 3
+    assert calls == [("load_weight_file", str(channel.path))] * 2
+    printed = capsys.readouterr().out
+    assert printed.count("new weights go through") == 1 and "operation not supported" in printed
+    channel.close()
 
 
 def test_an_engine_that_dies_later_is_no_reason_for_the_file(channel):
