@@ -295,6 +295,8 @@ def peer(args: argparse.Namespace, flags: Flags) -> None:
     model = first_model(flags, Ranks(new_accelerator(flags)), load_task(flags))
     both = [*args.flags, "--model", model, "--length_control", "none"]
     commands = {"ours, every row trains": [*TRAIN, *both, *STILL], "ours with its filters": [*TRAIN, *both]}
+    if args.without_filters:
+        del commands["ours with its filters"]
     commands["TRL"] = [sys.executable, __file__, "trl", "--trl_options", args.trl_options, *SETTING, *both, *STILL]
     in_turns(commands, args, "completions/s", flags.batch_prompts * flags.rollouts)
 
@@ -365,6 +367,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("question", choices=QUESTIONS, help="what to measure; `trl` is TRL's side of `peer`, alone")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each case (5)")
     parser.add_argument("--threads", type=int, default=1, help="of train.py's trainer (1); TRL has one for each core")
+    parser.add_argument("--without_filters", action="store_true", help="`peer` without that side, to save memory")
     parser.add_argument("--trl_options", default="{}", metavar="JSON", help="more of TRL's GRPOConfig")
     args, args.flags = parser.parse_known_args(argv)
     os.chdir(ROOT)
