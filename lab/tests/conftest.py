@@ -13,3 +13,11 @@ def one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """The folder of a tiny untrained model."""
+    from scripted import small_model
+
+    return small_model(tmp_path_factory.mktemp("model"))

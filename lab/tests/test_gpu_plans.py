@@ -82,9 +82,10 @@ def test_jobs_that_measure_have_the_card_to_themselves(tmp_path):
 
 @pytest.mark.medium
 def test_every_plan_runs(tmp_path):
-    """As `make -C lab gpu-check` runs them, but on a CPU and with fewer tests."""
-    command = [sys.executable, "lab/bench/gpu.py", "--dry", "torch", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
+    """As `make -C lab gpu-check` runs them, but on a CPU, with fewer tests, and their imports made once."""
+    command = [sys.executable, "lab/tests/forked_jobs.py", "--dry", "torch", "--out", str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     jobs = {record["job"] for record in records(tmp_path) if record["figure"] == "done"}
     assert {job.split("-")[0] for job in jobs} == {"shapes", *gpu.DEFAULT}

@@ -1,5 +1,6 @@
 """lab/ladder: from rung 0 the diffs make recipe.py, each rung runs, and what is not there is named."""
 
+import random
 import sys
 from pathlib import Path
 
@@ -33,14 +34,31 @@ def test_a_diff_that_does_not_fit_says_so():
         rungs.applied(RECIPE, "-a line that is not there\n+another\n")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("rung", range(9))
-def test_each_rung_runs(rung, monkeypatch, tmp_path):
-    """Eight steps in its setting; the generator samples, and the trainer's tokens count three times."""
+@pytest.fixture
+def small(monkeypatch, tmp_path, model):
+    """The settings with a tiny untrained model, eight held-out problems, and a coin as the judge, so that most groups
+    have a gradient: what a rung computes, without its warm start."""
+    coin = random.Random(0)
+
+    def make(usual, seed):
+        task = usual(seed, 8)
+        task.first_model = lambda cache, report: model
+        task.score = lambda problem, completions: [(coin.choice([1.0, -1.0]), True) for _ in completions]
+        return task
+
+    for name, setting in rungs.SETTINGS.items():
+        changed = setting._replace(task=lambda seed, held_out, usual=setting.task: make(usual, seed))
+        monkeypatch.setitem(rungs.SETTINGS, name, changed)
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(rungs, "OUT", tmp_path)
-    rows = rungs.climb(rung, rungs.RUNGS[rung], steps=8)
-    assert [row["step"] for row in rows] == [0, 8] and rows[1]["work"] > rows[1]["tokens"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rung", range(9))
+def test_each_rung_runs(rung, small):
+    """Ten steps in its setting; the generator samples, and the trainer's tokens count three times."""
+    rows = rungs.climb(rung, rungs.RUNGS[rung], steps=10)
+    assert [row["step"] for row in rows] == [0, 8, 10] and rows[2]["work"] > 3 * rows[2]["tokens"] > 0
     assert all(0 <= row["pass_rate"] <= 1 for row in rows)
 
 
@@ -52,10 +70,8 @@ def test_a_rung_that_is_not_there(rung, capsys):
 
 
 @pytest.mark.long
-def test_the_command(monkeypatch, tmp_path, capsys):
+def test_the_command(monkeypatch, tmp_path, capsys, small):
     """Diff and question come before the run, the answer after it, and the picture lies where it says."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(rungs, "OUT", tmp_path)
     monkeypatch.setattr(run, "OUT", tmp_path)
     assert run.main(["4", "--steps", "8"]) == 0
     said = capsys.readouterr().out

@@ -5,12 +5,14 @@ own with `started`."""
 from collections.abc import Iterator
 
 import pytest
+from forked import fork_engines
 from real_engine import SharedEngine, new_engine, started
 from tiny_model import TinyModel
 
 
 @pytest.fixture(scope="session")
 def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngine]:
+    fork_engines()
     tiny = TinyModel(tmp_path_factory.mktemp("tied"), tied=True)
     with started(new_engine(tiny), tiny.weights(0)) as host:
         yield SharedEngine(host, tiny)

@@ -1,12 +1,11 @@
 """Real engines that are killed, and a Ctrl-C that is not theirs."""
 
+import itertools
 import logging
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import textwrap
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,14 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 from fake_engine import problems, wait_until
+from forked import Context, fork_engines, run_program
 from real_engine import new_engine, new_generator
 from test_weights_in_flight import check_weights_move, evaluated, long_training
 from tiny_model import TinyModel
 
 from pipeline_rl import Pacer
 from runtime.weights import PREFIX
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def engine_processes() -> set[int]:
@@ -83,53 +81,45 @@ def living_processes(group: int) -> list[int]:
     return pids
 
 
-DRIVER = """
-    import itertools, signal, sys, threading
-    sys.path[:0] = [{root!r}, {tests!r}, {tests!r} + "/deep/engine"]
-    from real_engine import new_engine, new_generator
-    from fake_engine import problems
-    from tiny_model import TinyModel
-
-    if __name__ == "__main__":
-        interrupted = threading.Event()
-        signal.signal(signal.SIGINT, lambda number, frame: interrupted.set())
-        tiny = TinyModel({folder!r}, tied=True)
-        generator = new_generator(new_engine(tiny), itertools.cycle(problems(4)))
-        try:
-            generator.start(tiny.weights(0))
-            print("ready", flush=True)
-            interrupted.wait(60)
-            for version in range(3):
-                generator.take(1)
-                generator.push(tiny.weights(version + 1), version + 1, 1)
-            future = generator.evaluate(problems(4), 4)  # left open, as are the running groups
-        finally:
-            generator.close()
-        print("version", generator.engine.version)
-"""
+def drive(folder: str) -> None:
+    """The program of the next test."""
+    interrupted = threading.Event()
+    signal.signal(signal.SIGINT, lambda number, frame: interrupted.set())
+    tiny = TinyModel(folder, tied=True)
+    generator = new_generator(new_engine(tiny), itertools.cycle(problems(4)))
+    try:
+        generator.start(tiny.weights(0))
+        print("ready", flush=True)
+        interrupted.wait(60)
+        for version in range(3):
+            generator.take(1)
+            generator.push(tiny.weights(version + 1), version + 1, 1)
+        _future = generator.evaluate(problems(4), 4)  # left open, as are the running groups
+    finally:
+        generator.close()
+    print("version", generator.engine.version, flush=True)
 
 
 @pytest.mark.medium
 def test_ctrl_c_spares_the_engine_and_a_run_prints_nothing(tmp_path: Path) -> None:
     """Ctrl-C reaches trainer and engine alike; the trainer decides, so the engine must go on until `close`. A close in
-    the middle of the work ends at once. Neither the start nor the end writes a line to stdout or stderr.
+    the middle of the work ends at once. Neither the start nor the end writes a line to stdout or stderr; that vLLM's
+    import does not, either: test_alone.py.
     """
-    script = tmp_path / "driver.py"
-    names = {"root": str(ROOT), "tests": str(ROOT / "tests"), "folder": str(tmp_path / "model")}
-    script.write_text(textwrap.dedent(DRIVER).format(**names))
-    process = subprocess.Popen(
-        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    fork_engines()
+    out, err = tmp_path / "out", tmp_path / "err"
+    process = Context().Process(target=run_program, args=(drive, str(out), str(err), str(tmp_path / "model")))
+    process.start()
     try:
-        assert process.stdout.readline() == "ready\n", process.stderr.read()
+        wait_until(lambda: not process.is_alive() or (out.exists() and "ready" in out.read_text()), 60)
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        process.join(60)
     finally:
-        if process.poll() is None:
+        if process.is_alive():
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, err
-    assert out == "version 3\n"
-    noise = [line for line in err.splitlines() if line and "Triton" not in line and "model shards" not in line]
-    assert noise == []
+    assert process.exitcode == 0, err.read_text()
+    assert out.read_text() == "ready\nversion 3\n"
+    lines = err.read_text().splitlines()
+    assert [line for line in lines if line and "Triton" not in line and "model shards" not in line] == []
     assert not list(Path("/dev/shm").glob(f"{PREFIX}{process.pid}-*"))
     wait_until(lambda: living_processes(process.pid) == [], 10)
