@@ -343,7 +343,7 @@ def test_all_prompts_retired_is_a_success(program, tmp_path):
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("mistake", ["--model nowhere", "--held_out 3000000", "--max_budget 300"])
+@pytest.mark.parametrize("mistake", [f"--model {Path(__file__).parent}", "--held_out 3000000", "--max_budget 300"])
 def test_a_mistake_beside_overwrite_keeps_the_old_run(program, tmp_path, mistake):
     """What is seen only when the task, the model or its context is loaded."""
     program("--max_steps", "1")
