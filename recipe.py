@@ -97,4 +97,5 @@ def padded(rows: list[list]) -> torch.Tensor:
 
 
 if __name__ == "__main__":  # vLLM's process imports this file
-    sys.exit(__doc__) if "--help" in sys.argv else train(*map(int, sys.argv[1:]))
+    words = sys.argv[1:]
+    train(*map(int, words)) if len(words) <= 2 and all(map(str.isdigit, words)) else sys.exit(__doc__)

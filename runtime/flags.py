@@ -281,9 +281,11 @@ def data(flags: Flags) -> Iterator[str]:
     elif not flags.model:
         yield f"--dataset {flags.dataset} needs --model, whose tokenizer encodes the prompts."
     else:
-        for package in ("datasets", "math_verify"):
-            if not find_spec(package):
-                yield f"--dataset {flags.dataset}: pip install {package.replace('_', '-')}, or take a built-in task."
+        names = [data.split(":")[0] for data in flags.dataset.split(",") + flags.eval_dataset.split(",") if data]
+        needed = [] if all(name.endswith(".jsonl") for name in names) else ["datasets"]
+        needed += ["math_verify"] if flags.reward in ("task", "math", "shuffled") else []
+        if missing := [package.replace("_", "-") for package in needed if not find_spec(package)]:
+            yield f"--dataset {flags.dataset}: pip install {' '.join(missing)}, or take a built-in task."
         if not find_spec("resource"):
             yield f"--dataset {flags.dataset} needs limits for its judges that Windows does not have; use Linux or WSL."
 

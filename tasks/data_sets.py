@@ -119,9 +119,10 @@ class DatasetTask(Task):
         expected = self.options.held_out
         for name in self.sources:
             if not train[name] or (expected and not held_out[name]):
+                skipped = f" (skipped: {dict(self.skipped)})" if self.skipped else ""
                 raise ValueError(
-                    f"`dataset` {name} has {train[name] + held_out[name]} usable prompts (skipped: "
-                    f"{dict(self.skipped)}), and `held_out` {expected} leaves {train[name]} to train on and "
+                    f"`dataset` {name} has {train[name] + held_out[name]} usable prompts{skipped}, "
+                    f"and `held_out` {expected} leaves {train[name]} to train on and "
                     f"{held_out[name]} to evaluate; add rows, or mend those that are skipped"
                 )
 

@@ -183,8 +183,8 @@ LONG = {"data": "long.jsonl", "held_out": 1, "max_prompt_tokens": 100}
 
 REFUSED = [
     ({"data": "missing.jsonl"}, "`dataset` missing.jsonl: there is no such file"),
-    ({"held_out": 12}, "12 usable prompts .*`held_out` 12 leaves 0 to train on and 12 to evaluate"),
-    (LONG, "3 usable prompts .*'prompt_too_long': 40.*`held_out` 1 leaves 3 to train on and 0 to evaluate"),
+    ({"held_out": 12}, "12 usable prompts.*`held_out` 12 leaves 0 to train on and 12 to evaluate"),
+    (LONG, "3 usable prompts.*'prompt_too_long': 40.*`held_out` 1 leaves 3 to train on and 0 to evaluate"),
     ({"prompt_template": "{question}"}, "`prompt_template` must hold {prompt}"),
     ({"reward": "exact,math"}, "`reward` must be one of math, exact or module:function, got 'exact,math'"),
     ({"eval_dataset": "own=missing.jsonl"}, "`eval_dataset` missing.jsonl: there is no such file"),

@@ -368,3 +368,19 @@ def test_every_flag_that_moved_says_where_and_what_it_says_is_there(key):
         assert flag_name in DEFAULTS
     for module, names in re.findall(r"(lab\.\w+):(\w+)", str(caught.value)):
         assert names == "xs" or hasattr(importlib.import_module(module), names)
+
+
+@pytest.mark.parametrize(
+    ("line", "packages"),
+    [
+        ("--dataset rows.jsonl --reward exact", ""),
+        ("--dataset rows.jsonl --reward mine:f", ""),
+        ("--dataset rows.jsonl", "math-verify"),
+        ("--dataset rows.jsonl --reward exact --eval_dataset other=my/set", "datasets"),
+        ("--dataset a.jsonl:exact,my/set", "datasets math-verify"),
+    ],
+)
+def test_only_what_the_rows_need_must_be_installed(command, monkeypatch, line, packages):
+    monkeypatch.setattr("runtime.flags.find_spec", lambda name: None if name != "resource" else name)
+    _, said = command(f"{line} --model org/model")
+    assert (f"pip install {packages}, or" in str(said)) if packages else ("pip install" not in str(said))

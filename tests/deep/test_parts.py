@@ -90,7 +90,7 @@ def test_a_function_of_yours_says_what_no_flag_does(monkeypatch, tmp_path, chat_
         Path(f"{name}.py").write_text(code.replace("max_prompt_tokens=8192", options))
         flags = Flags(task=f"{name}:make", model=str(chat_model), held_out=4)
         if not usable:
-            with pytest.raises(UsageError, match="has 0 usable prompts .*'prompt_too_long': 16"):
+            with pytest.raises(UsageError, match="has 0 usable prompts.*'prompt_too_long': 16"):
                 load_task(flags)
             return
         task = load_task(flags)
