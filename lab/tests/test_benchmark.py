@@ -62,7 +62,7 @@ def test_every_program_has_flags_that_can_work(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # where no run lies in the default folder
     commands = {}
     monkeypatch.setattr(benchmark, "in_turns", lambda these, *_: commands.update(these))
-    args = SimpleNamespace(flags=["--seed", "3", "--model", "folder"], trl_options="{}")
+    args = SimpleNamespace(flags=["--seed", "3", "--model", "folder"], trl_options="{}", without_filters=False)
     flags = parse_flags([*benchmark.SETTING, *args.flags], "")
     benchmark.overlap(args, flags)
     benchmark.peer(args, flags)
