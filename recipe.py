@@ -97,5 +97,6 @@ def padded(rows: list[list]) -> torch.Tensor:
 
 
 if __name__ == "__main__":  # vLLM's process imports this file
-    words = sys.argv[1:]
-    train(*map(int, words)) if len(words) <= 2 and all(map(str.isdigit, words)) else sys.exit(__doc__)
+    if len(sys.argv) > 3 or not all(map(str.isdigit, sys.argv[1:])):
+        sys.exit(__doc__)
+    train(*map(int, sys.argv[1:]))
