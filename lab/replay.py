@@ -18,8 +18,9 @@ IDEA. AdamW makes steps of about one size whatever the scale of a gradient: what
     signal  <u, g*> / (|u| |g*|), averaged over batches       predicted tokens = the recipe's signal / the variant's
 
 The sizes |u| and the noise of g* are about the same for all variants, so they leave the ratio alone. The interval
-(95 %) comes from drawing batches, and parts of g*'s problems, anew. With fewer than four batches v is the run's own
-(moments/), and the signal is the cosine in that metric; without moments it is the plain cosine.
+(95 %) comes from drawing batches, and parts of g*'s problems, anew. With fewer than four batches, or a model whose
+gradients of all steps would take more than 8 GB, v is the run's own (moments/), and the signal is the cosine in that
+metric; without moments it is the plain cosine.
 
 A VARIANT is one or more changes joined by commas: a loss (`dapo`, `lab.masks:icepop`, `mine:loss`), or FLAG=VALUE of
 the flags in replay_step.REPLAYED, by their first letters if you like (`normalize=prompt`). `lag=0` draws a fresh batch
@@ -53,7 +54,7 @@ from runtime.generator import EngineFailed
 
 NOISY, ENOUGH = 0.1, 0.3  # of the agreement of the halves of g*
 LEAST_BATCHES = 4  # for a variant's own second moments
-LARGEST = 8e9  # bytes of gradients that are kept
+LARGEST = 8e9  # bytes of gradients that are in memory at once
 DRAWS = 2000  # of the bootstrap
 BETA2 = 0.95  # AdamW's
 LEGEND = """
@@ -89,6 +90,7 @@ def measure(replayer: Replayer, step: Step, variants: Sequence[Variant], options
         logprobs = trainer.score(batch.rows)
         step.shares[variant.name] = shares(batch, coefficients(trainer, batch, logprobs), logprobs)
         bar.update()
+    step.norm = float(step.gradients[variants[0].name].double().norm())
 
 
 def find_signals(steps: Sequence[Step], names: Sequence[str]) -> None:
@@ -263,13 +265,17 @@ def main(argv: Sequence[str]) -> int:
 def replay(replayer: Replayer, files: Sequence, variants: Sequence[Variant], options: Namespace) -> int:
     """Measures, prints the table, and writes replay.png and replay.json beside the recorded steps."""
     steps = [read_step(folder, batch, replayer.names) for folder, batch in files]
-    kept_bytes = 4 * len(steps) * (len(variants) + PARTS) * sum(shape.numel() for shape in replayer.names.values())
-    if kept_bytes > LARGEST:
-        size = f"{kept_bytes / 1e9:.0f} GB"
-        raise UsageError(f"the gradients would take {size}; give fewer steps with --at, or variants.")
+    names = [variant.name for variant in variants]
+    size = 4 * (len(variants) + PARTS) * sum(shape.numel() for shape in replayer.names.values())
+    if size > LARGEST:
+        raise UsageError(f"the gradients of one step would take {size / 1e9:.0f} GB; give fewer variants.")
+    one_by_one = size * len(steps) > LARGEST
     with tqdm(total=len(steps) * (1 + len(variants)), unit="gradient") as bar:
         for step in steps:
             measure(replayer, step, variants, options, bar)
+            if one_by_one and step.stars is not None:
+                find_signals([step], names)
+                step.forget_gradients()
     useful = [step for step in steps if step.stars is not None and step.agreement >= NOISY]
     for step in steps:
         if step.stars is None:
@@ -280,8 +286,8 @@ def replay(replayer: Replayer, files: Sequence, variants: Sequence[Variant], opt
         raise UsageError("no batch has a group with unequal rewards, so no gradient.")
     if not useful:
         return 1
-    names = [variant.name for variant in variants]
-    find_signals(useful, names)
+    if not one_by_one:
+        find_signals(useful, names)
     output = files[0][1].parent.parent if options.run else options.batch.parent
     values = measured(useful, names)
     (output / "replay.json").write_text(json.dumps(predict(values)))
@@ -308,7 +314,7 @@ def summary(steps: Sequence[Step], options: Namespace) -> str:
     text += f", halves of g* agree by {min(agreements):.2f} to {max(agreements):.2f}"
     if options.run:
         logged = {r["step"]: r.get("grad_norm") for r in Folder(options.run).read("metrics.jsonl") if "step" in r}
-        norms = [(logged.get(step.number + 1), float(step.gradients["recipe"].double().norm())) for step in steps]
+        norms = [(logged.get(step.number + 1), step.norm) for step in steps]
         gaps = [abs(own / of_run - 1) for of_run, own in norms if of_run]
         text += f"; norms of its own gradients differ from the run's by {max(gaps, default=np.nan):.0e}"
     if len(steps) < LEAST_BATCHES:

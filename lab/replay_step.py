@@ -48,11 +48,16 @@ class Step:
     variance: Tensor | None = None  # AdamW's second moments, all parameters in one row
     pass_rate: float = 0.0
     agreement: float = 0.0  # of the two halves of g*
-    gap: float = 0.0  # between the norm of the recipe's gradient and the one that the run logged, relative
+    norm: float = 0.0  # of the recipe's gradient
     stars: Tensor | None = None  # (PARTS, parameters) g* by parts of its problems
     gradients: dict[str, Tensor] = field(default_factory=dict)  # of each variant
     shares: dict[str, tuple[float, float]] = field(default_factory=dict)  # of tokens silenced, and lowered
     signals: dict[str, list[float]] = field(default_factory=dict)  # of each variant, one for each part of g*
+
+    def forget_gradients(self) -> None:
+        """Keeps the signals, and g* in one part."""
+        self.gradients.clear()
+        self.stars = self.stars.mean(0, keepdim=True)
 
     @property
     def lag(self) -> float:

@@ -7,6 +7,7 @@
 
     discover_1, discover_110   `discover` with a first model of which all completions think, or one in 110
     graded_xs, graded_s, graded_l, graded_xl   `graded` with a first model of .06M, .10M, .51M or 1.01M parameters
+    depth_2, ..., depth_6   `graded` with chains of so many operations only; the first model has seen all of them
 
 SIZES. One dial, the width: two layers and a head_dim of 32 are the same in all; heads and MLP grow with the width, in
 multiples of 16, which vLLM's kernels for CPUs need. From xs to xl the parameters grow 17 times, by about two each to
@@ -32,6 +33,8 @@ from tasks.warm_start import wrong_rates as rates_of
 LONGEST_RAMBLE = 24  # tokens, more than the budgets of runs
 RARE = replace(DISCOVER, wrong_rates=(0.0, 0.99))  # few facts that the model does not know
 RARE_POOL = 256  # training problems, twice those of `discover`, since few of them teach anything
+
+DEPTHS = 2, 6  # least and most operations
 
 SHAPES = {
     "xs": ModelShape(hidden_size=48, num_attention_heads=2, num_key_value_heads=1, intermediate_size=128),
@@ -107,4 +110,18 @@ def graded(size: str, seed: int, held_out: int) -> ChainTask:
 
 
 graded_xs, graded_s, graded_l, graded_xl = (partial(graded, size) for size in ("xs", "s", "l", "xl"))
+
+
+# --------------------------------------------------------------------------------------------------------------- depths
+
+
+def depth(ops: int, seed: int, held_out: int) -> ChainTask:
+    """The default task, but for problems of `ops` operations. The first model of a seed is the same for all depths."""
+    task = ChainTask(seed, held_out_size=held_out, graded=True, ops=(ops, ops))
+    demonstrations = Demonstrations(ops=DEPTHS)
+    task.first_model = first_model(WarmStart(demonstrations=demonstrations, clean_steps=3000), seed)
+    return task
+
+
+depth_2, depth_3, depth_4, depth_5, depth_6 = (partial(depth, ops) for ops in range(DEPTHS[0], DEPTHS[1] + 1))
 discover_1, discover_110 = partial(discover, rarity=1), partial(discover, rarity=110)

@@ -267,15 +267,15 @@ class Program:
 
 
 def in_turns(commands: dict[str, Sequence[str]], args: argparse.Namespace, unit: str, count: int) -> None:
-    """Programs take turns of STEPS steps; `count` units are a step."""
+    """Programs take turns of `args.steps` steps; `count` units are a step."""
     with ExitStack() as stack:
         root = Path(stack.enter_context(TemporaryDirectory()))
         cases = {}
         for name, command in commands.items():
             threads = os.cpu_count() if name == "TRL" else args.threads
             program = stack.enter_context(closing(Program(command, root / name.replace(" ", "-"), threads)))
-            program.advance(STEPS)  # start-up, and steps until the pipeline is full
-            cases[name] = lambda program=program: count * STEPS / program.advance(STEPS)
+            program.advance(args.steps)  # start-up, and steps until the pipeline is full
+            cases[name] = lambda program=program: count * args.steps / program.advance(args.steps)
         take_turns(cases, args.repeats, unit)
 
 
@@ -366,6 +366,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
     parser.add_argument("question", choices=QUESTIONS, help="what to measure; `trl` is TRL's side of `peer`, alone")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each case (5)")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of a turn of `peer` and `overlap` ({STEPS})")
     parser.add_argument("--threads", type=int, default=1, help="of train.py's trainer (1); TRL has one for each core")
     parser.add_argument("--without_filters", action="store_true", help="`peer` without that side, to save memory")
     parser.add_argument("--trl_options", default="{}", metavar="JSON", help="more of TRL's GRPOConfig")

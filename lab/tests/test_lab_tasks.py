@@ -105,3 +105,17 @@ def test_the_sizes():
     assert counts[0] == 2 * layer + 47 * 48 + 48
     assert counts == [57_920, 101_760, 226_304, 505_280, 1_009_344]
     assert SHAPES["m"] == WarmStart().shape
+
+
+def test_depths_differ_in_their_problems_and_share_a_first_model(monkeypatch, tmp_path):
+    """Of one seed; a first model that has seen every depth. A prompt is a digit, two words an operation, <think>."""
+    made = []
+    monkeypatch.setattr(
+        warm_start, "warm_start", lambda cache, *, seed, settings, report: made.append((settings, seed))
+    )
+    for ops in range(2, 7):
+        task = getattr(tasks, f"depth_{ops}")(3, 256)
+        assert {len(problem.prompt_ids) for problem in task.train + task.held_out} == {2 * ops + 2}
+        assert sum(len(problem.answer.split()) == 3 for problem in task.held_out) == 256 // 5
+        task.first_model(tmp_path, print)
+    assert set(made) == {made[0]} and made[0][1] == 3 and made[0][0].demonstrations.ops == (2, 6)

@@ -265,10 +265,27 @@ def test_a_step_whose_weights_are_cut_off(call, recorded, tmp_path):
     assert code == 2 and "step-000003 has no weights of this model" in err.splitlines()[-1]
 
 
-def test_gradients_that_would_not_fit_are_refused_before_any_is_made(call, monkeypatch):
-    monkeypatch.setattr(replay, "LARGEST", 1e6)
-    code, out, err, _ = call("--against", "dapo")
-    assert code == 2 and not out and "GB; give fewer steps with --at, or variants." in err
+def test_gradients_that_do_not_fit_are_measured_one_step_after_the_other(call, monkeypatch, recorded):
+    """Three steps, of which all are in the run's own metric either way: the same signals, and each gradient is gone
+    when the next step is measured. Those of one step that would not fit are refused before any is made."""
+    words = ["--at", "1:3", "--against", "dapo"]
+    together = call(*words)[3]
+    weights = load_file(recorded[0] / FOLDER / "step-000001" / "model.safetensors")
+    one_step = 4 * (2 + replay.PARTS) * sum(weight.numel() for weight in weights.values())
+    monkeypatch.setattr(replay, "LARGEST", 2.9 * one_step)
+    kept, measure = [], replay.measure
+
+    def spied(replayer, step, *others):
+        kept.append([len(earlier.gradients) for earlier in steps])
+        steps.append(step)
+        measure(replayer, step, *others)
+
+    steps = []
+    monkeypatch.setattr(replay, "measure", spied)
+    assert call(*words)[3] == together and kept == [[], [0], [0, 0]]
+    monkeypatch.setattr(replay, "LARGEST", 0.9 * one_step)
+    code, out, err, _ = call(*words)
+    assert code == 2 and not out and "GB; give fewer variants." in err
 
 
 def test_a_run_without_recorded_steps(call, tmp_path):
