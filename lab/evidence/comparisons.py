@@ -288,7 +288,7 @@ COMPARISONS = {
     "depth": Comparison(
         "compute to learn chains of 2 to 6 operations, each trained alone (arXiv 2605.06638)",
         {f"depth-{ops}": f"--task lab.tasks:depth_{ops}" for ops in range(2, 7)},
-        setting=f"{SHORT} --min_budget 20 --max_budget 26 --held_out 256 --save_every 0",
+        setting=f"{SHORT} --min_budget 20 --max_budget 26 --eval_every 4 --held_out 256 --save_every 0",
     ),
     # The next four were committed with their settings before their runs: lab/results/staleness.md has what came out,
     # and none is left out.
