@@ -284,7 +284,8 @@ COMPARISONS = {
     # Committed before their runs: seeds 0 to 2, and none is left out. Compute until the pass rate is .4, half of what
     # can be solved (a line between evaluations), goes as depth^gamma: gamma is the slope of a line in logs over the 15
     # runs, with its 95 % interval by t; in sampled tokens, in completions and in FLOPs. Beside it an exponential in
-    # depth, by its squared errors. A run that does not reach .4 is named, and gamma is then a lower bound.
+    # depth, by its squared errors. A run ends after two evaluations of .5 or more; one that does not reach .4 is named,
+    # and gamma is then a lower bound.
     "depth": Comparison(
         "compute to learn chains of 2 to 6 operations, each trained alone (arXiv 2605.06638)",
         {f"depth-{ops}": f"--task lab.tasks:depth_{ops}" for ops in range(2, 7)},
