@@ -238,7 +238,10 @@ class Replayer:
         step.pass_rate = float(np.mean([rollout.correct for group in groups for rollout in group]))
         trainer = self.trainer_of(replace(self.recipe, entropy_coef=0.0))
         trainer.policy_loss, trainer.clip_options = reinforce, {}
-        return torch.stack([self.part(trainer, problems[i::PARTS], groups[i::PARTS]) for i in range(PARTS)])
+        stars = torch.empty(PARTS, sum(shape.numel() for shape in self.names.values()))
+        for i in range(PARTS):
+            stars[i] = self.part(trainer, problems[i::PARTS], groups[i::PARTS])
+        return stars
 
     def part(self, trainer: Trainer, problems: list[Problem], groups: list[list[Rollout]]) -> Tensor:
         """The gradient of the mean reward over these problems, to be maximized."""
