@@ -34,7 +34,7 @@ LONGEST_RAMBLE = 24  # tokens, more than the budgets of runs
 RARE = replace(DISCOVER, wrong_rates=(0.0, 0.99))  # few facts that the model does not know
 RARE_POOL = 256  # training problems, twice those of `discover`, since few of them teach anything
 
-DEPTHS = 2, 6  # least and most operations
+DEPTHS = 2, 6  # fewest and most operations
 
 SHAPES = {
     "xs": ModelShape(hidden_size=48, num_attention_heads=2, num_key_value_heads=1, intermediate_size=128),
@@ -110,6 +110,7 @@ def graded(size: str, seed: int, held_out: int) -> ChainTask:
 
 
 graded_xs, graded_s, graded_l, graded_xl = (partial(graded, size) for size in ("xs", "s", "l", "xl"))
+discover_1, discover_110 = partial(discover, rarity=1), partial(discover, rarity=110)
 
 
 # --------------------------------------------------------------------------------------------------------------- depths
@@ -124,4 +125,3 @@ def depth(ops: int, seed: int, held_out: int) -> ChainTask:
 
 
 depth_2, depth_3, depth_4, depth_5, depth_6 = (partial(depth, ops) for ops in range(DEPTHS[0], DEPTHS[1] + 1))
-discover_1, discover_110 = partial(discover, rarity=1), partial(discover, rarity=110)

@@ -366,11 +366,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
     parser.add_argument("question", choices=QUESTIONS, help="what to measure; `trl` is TRL's side of `peer`, alone")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each case (5)")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"of a turn of `peer` and `overlap` ({STEPS})")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of a turn of `peer` or `overlap` ({STEPS})")
     parser.add_argument("--threads", type=int, default=1, help="of train.py's trainer (1); TRL has one for each core")
     parser.add_argument("--without_filters", action="store_true", help="`peer` without that side, to save memory")
     parser.add_argument("--trl_options", default="{}", metavar="JSON", help="more of TRL's GRPOConfig")
     args, args.flags = parser.parse_known_args(argv)
+    if min(args.steps, args.repeats) < 1:
+        parser.error("--steps and --repeats must be at least 1")
+    if args.question == "overlap" and args.steps % STEPS:
+        parser.error(f"--steps must be a multiple of {STEPS} for overlap, since a schedule makes so many at a time")
     os.chdir(ROOT)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no program is left behind
     with TemporaryDirectory() as folder:

@@ -12,8 +12,8 @@ BY RATE AND LAG. Of the 84 runs of the map in lab/results/staleness.md, rates of
 
 HALF is a rate of this task, model, batch and loss. Of others this says little: stability.md says where it ends.
 
-BY THE FIRST STEPS. What a rate does is seen in the log, whatever the model: with E the mean effective sample size of
-the first ten steps and l their mean lag,
+BY THE FIRST STEPS. What a rate does is seen in the log. (Of another model half may go down elsewhere: stability.md.)
+With E the mean effective sample size of the first ten steps and l their mean lag,
 
     drift = sqrt(-log E) / l,    chance = 1 / (1 + (DRIFT_HALF / x)^DRIFT_SLOPE),    x = drift * sqrt(lag)
 

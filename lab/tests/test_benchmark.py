@@ -96,3 +96,16 @@ def test_new_weights_reach_trls_vllm_through_our_channel(monkeypatch):
     arguments = module.LLM(model="another", seed=7)
     assert arguments["model"] == "another" and arguments["seed"] == 7 and arguments["dtype"] == "bfloat16"
     assert arguments["worker_extension_cls"] == "vllm_engine.WeightReceiver"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["peer", "--steps", "0"], "--steps and --repeats must be at least 1"),
+        (["overlap", "--steps", "4"], "--steps must be a multiple of 8 for overlap"),
+    ],
+)
+def test_turns_that_cannot_be_measured_are_refused(words, sentence, capsys):
+    with pytest.raises(SystemExit) as stop:
+        benchmark.main(words)
+    assert stop.value.code == 2 and sentence in capsys.readouterr().err
