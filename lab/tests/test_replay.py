@@ -268,7 +268,7 @@ def test_a_step_whose_weights_are_cut_off(call, recorded, tmp_path):
 
 def test_gradients_that_do_not_fit_are_measured_one_step_after_the_other(call, monkeypatch, recorded):
     """Three steps, of which all are in the run's own metric either way: the same signals, and each gradient is gone
-    when the next step is measured. Those of one step that would not fit are refused before any is made."""
+    when the next step is measured, but g* stays for --show. Those of one step that would not fit are refused before any is made."""
     words = ["--at", "1:3", "--against", "dapo"]
     together = call(*words)[3]
     weights = load_file(recorded[0] / FOLDER / "step-000001" / "model.safetensors")
@@ -280,10 +280,12 @@ def test_gradients_that_do_not_fit_are_measured_one_step_after_the_other(call, m
         kept.append([len(earlier.gradients) for earlier in steps])
         steps.append(step)
         measure(replayer, step, *others)
+        directions.append(step.stars.mean(0))
 
-    steps = []
+    steps, directions = [], []
     monkeypatch.setattr(replay, "measure", spied)
     assert call(*words)[3] == together and kept == [[], [0], [0, 0]]
+    assert all(torch.equal(step.stars[0], star) for step, star in zip(steps, directions, strict=True))
     monkeypatch.setattr(replay, "LARGEST", 0.9 * one_step)
     code, out, err, _ = call(*words)
     assert code == 2 and not out and "GB; give fewer variants." in err
