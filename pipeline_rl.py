@@ -54,7 +54,7 @@ their place are sampled by the same policy.) Lags are 0..k − 1, and the engine
 
 P1: the paper has a queue between generator and trainer. Here admission is paced, and groups train in admission order.
 
-SIMPLIFIED. Nothing samples here. runtime/generator.py drives an engine by these rules, in a thread of its own; who
+SIMPLIFIED. Nothing samples here. generator.py drives an engine by these rules, in a thread of its own; who
 copies the concept takes both files.
 
 `python pipeline_rl.py` simulates the pacing: with k = 0 the trainer waits 77 % of the time, with k = 2 34 %, and with

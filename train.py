@@ -31,7 +31,7 @@ of your own needs none of it: `--loss module:function`.
 import sys
 
 if __name__ == "__main__":  # --help, and what is seen to be wrong, before torch is imported, which takes seconds
-    from runtime.before_torch import answer
+    from runtime.flags import answer
 
     answer(sys.argv[1:], __doc__)
 
@@ -45,14 +45,13 @@ from torch import Tensor
 import filters
 import length_control
 import losses
+from generator import Exhausted
 from pipeline_rl import Group, Rollout
 from runtime.flags import Flags
 from runtime.folder import Progress, Record, RunFailed
-from runtime.generator import Exhausted
 from runtime.microbatches import TokenRow
 from runtime.parts import Run
 from runtime.run import run_program, save_if_due
-from runtime.step_file import record_if_due
 from runtime.trainer import Trainer, TrainingBatch
 
 BAD_STEPS = 3  # gradients in a row that are not finite, before the run ends
@@ -80,7 +79,6 @@ def train(run: Run) -> None:
             rewards = batch_rewards(groups, flags, progress.step)  # (N,)
             varied = filters.has_variance(rewards, group_ids)  # (N,)
             metrics = recorder.measure(groups, rewards, varied)  # what this step logs
-            record_if_due(run, groups, rewards)  # --record_every: what lab/replay.py asks other losses about
 
             # Zero-variance filter: groups with equal rewards have no gradient. They leave before the std and the
             # average are taken; otherwise the step size would depend on how many such groups there are.

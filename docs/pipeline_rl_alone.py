@@ -1,4 +1,4 @@
-"""The bound, the driver and an engine, with nothing else from here: pipeline_rl.py, runtime/generator.py in its folder,
+"""The bound, the driver and an engine, with nothing else from here: pipeline_rl.py, generator.py in its folder,
 and vllm_engine.py lie beside this file. `python pipeline_rl_alone.py [MODEL_FOLDER]`."""
 
 import itertools
@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from generator import Generator
 from pipeline_rl import Pacer, lags
-from runtime.generator import Generator
 from vllm_engine import VLLMEngine
 
 

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from runtime.command_line import parse_flags
-from runtime.flags import UsageError
+from runtime.flags import UsageError, parse_flags
 
 # ------------------------------------------------------------------------------------------------------------ the model
 

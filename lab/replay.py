@@ -46,11 +46,10 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 from replay_step import PARTS, Replayer, Step, Variant, cosine, gradient, metric, read_step, recorded_steps, variant_of
 from replay_tokens import coefficients, differences, shares, token_table, write_page
 
-from runtime.command_line import parse_flags
-from runtime.engine_flags import choose_engine
-from runtime.flags import Flags, UsageError, check_flags
+from generator import EngineFailed
+from runtime.engine import choose_engine
+from runtime.flags import Flags, UsageError, check_flags, parse_flags
 from runtime.folder import Folder
-from runtime.generator import EngineFailed
 
 NOISY, ENOUGH = 0.1, 0.3  # of the agreement of the halves of g*
 LEAST_BATCHES = 4  # for a variant's own second moments

@@ -19,12 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import filters
 import losses
 import train
+from lab.record import FOLDER, MOMENTS
 from pipeline_rl import Group, Rollout, lags
-from runtime.command_line import parse_flags
-from runtime.flags import DEFAULTS, Flags, UsageError, check_flags
+from runtime.flags import DEFAULTS, Flags, UsageError, check_flags, parse_flags
 from runtime.microbatches import TokenRow
 from runtime.parts import Run
-from runtime.step_file import FOLDER, MOMENTS
 from runtime.trainer import Trainer, TrainingBatch, chosen_loss, clip_options
 from tasks.prompts import Problem
 

@@ -25,10 +25,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from lab.warm_start import DISCOVER, Demonstrations, Demonstrator, ModelShape, WarmStart, discover, first_model
+from lab.warm_start import wrong_rates as rates_of
 from tasks import arithmetic
 from tasks.arithmetic import PHRASE, RECHECK, ChainTask
-from tasks.warm_start import DISCOVER, Demonstrations, Demonstrator, ModelShape, WarmStart, discover, first_model
-from tasks.warm_start import wrong_rates as rates_of
 
 LONGEST_RAMBLE = 24  # tokens, more than the budgets of runs
 RARE = replace(DISCOVER, wrong_rates=(0.0, 0.99))  # few facts that the model does not know

@@ -12,24 +12,18 @@ otherwise) and one in vLLM's (inside_vllm.py):
     it ends with its trainer        SCALERL_TRAINER_PID             exit_with_trainer
     its death ends the run          RunEngine._answer_or_death      nothing: it is dead, or does not answer
     its weights change              weights.RunWeightFile.deliver   RunWeightReceiver.load_weight_file
-      on the trainer's own GPU      weights.GpuMemory.deliver       RunWeightReceiver.load_gpu_memory
-    it sends a request once         `scheduler_cls`                 WholeCompletions; AsyncWholeCompletions on a GPU
-    tokens' log-probs               logprobs_and_versions, from     WholeCompletions._complete, in a field of vLLM's
-                                    `kv_transfer_params`            that means something else and is empty here
-    tokens' versions                RunEngine.versions: the n-th    the same field has, for each token, the pauses
-                                    is live after n pauses          before it, of WholeCompletions.set_pause_state
 
 YOUR OWN ENGINE, `--engine module:Class`. Rank 0 calls `Class(model, stop_ids, max_model_len, flags)`: the folder of the
 first weights in Hugging Face format, the token ids that end a completion, the tokens of the longest prompt and
 completion, and the flags, of which `temperature`, `max_num_seqs` (its `slots`), `seed`, `dtype` and `fp32_head` are for
-it. It runs in rank 0's process and has what the table in runtime/generator.py asks for; `prepare` gets the gathered
+it. It runs in rank 0's process and has what the table in generator.py asks for; `prepare` gets the gathered
 weights by `weights.items()`. A subclass of RunEngine is called as RunEngine is, and may have three things of its own:
 
     elsewhere                      True: none of this host's GPUs is for it (its workers are on other hosts)
     check_place(placement)         class method; raises UsageError where it cannot run, before anything is written
     new_channel(placement, rank)   class method; each rank's end of a weight channel of its own
 
-lab/hosts has such subclasses: Ray, NCCL.
+lab/hosts has such subclasses: Ray, NCCL; lab/fast_vllm.py one with a faster scheduler.
 """
 
 from __future__ import annotations
@@ -42,28 +36,23 @@ import signal
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 import vllm_engine
-from runtime import gpu_share
-from runtime.command_line import reason_of
-from runtime.engine_flags import engine_options, worker_count
-from runtime.flags import Flags, UsageError, own_code
-from runtime.folder import Record
-from runtime.generator import EngineDied, EngineFailed
-from runtime.torch_engine import TorchEngine
-from runtime.weights import Channel, GpuMemory, InProcess, RunWeightFile
-
-if TYPE_CHECKING:  # its import takes seconds
-    from transformers import PreTrainedModel
+from generator import EngineDied, EngineFailed
+from runtime.flags import Flags, UsageError, engine_options, own_code, reason_of
+from runtime.weights import Channel, InProcess, RunWeightFile
+from torch_engine import TorchEngine
 
 # What torch.distributed.run sets for its processes. The engine must not see these, or it would try to join the
 # launcher's store.
 LAUNCHER = re.compile("TORCHELASTIC_.*|MASTER_(ADDR|PORT)|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME)")
 DEAD = "vLLM's process has died"
+SHARE = 0.35  # of a GPU on which a trainer is, too; vLLM would take .92
 LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}  # engines listen there only
 CALL_TIMEOUT = 300.0  # an engine must answer a call within this many seconds, as long as vLLM allows a step
 HEARTBEAT = 30.0  # seconds between two calls that only ask whether the engine still answers
@@ -76,7 +65,7 @@ HEARTBEAT = 30.0  # seconds between two calls that only ask whether the engine s
 class Placement:
     """Where the engine runs, and how weights reach it."""
 
-    options: Record  # vLLM's arguments, by the flags
+    options: dict[str, Any]  # vLLM's arguments, by the flags
     workers: int  # processes of the engine
     gpus: list[int]  # this host's GPUs that it uses; none on a CPU, or if Ray places its workers
     shared: bool  # a trainer uses one of these GPUs, too
@@ -87,7 +76,7 @@ def place(flags: Flags) -> Placement:
     for devices that cannot work."""
     kind = engine_class(flags)
     options = engine_options(flags)
-    workers = worker_count(options)
+    workers = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
     trainers = trainers_here()
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus: list[int] = []
@@ -106,6 +95,23 @@ def place(flags: Flags) -> Placement:
     if issubclass(kind, RunEngine):
         kind.check_place(placement)
     return placement
+
+
+def choose_engine(flags: Flags) -> str:
+    """`--engine auto` becomes vllm where it can be imported (on a GPU only for a model that is given), else torch; then
+    the reason is returned."""
+    if flags.engine != "auto":
+        return ""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read by its import
+    reason = "for the built-in model on a GPU it is faster than vllm"
+    if flags.model or not torch.cuda.is_available():
+        try:
+            import_module("vllm.v1.engine.async_llm")
+            reason = ""
+        except Exception as error:  # not there, or the packages that it needs are broken: they raise all kinds
+            reason = f"vLLM cannot be imported ({reason_of(error)}); `make setup` installs it"
+    flags.engine = "torch" if reason else "vllm"
+    return f"--engine torch: {reason}" if reason else ""
 
 
 def engine_class(flags: Flags) -> Any:
@@ -153,17 +159,15 @@ def new_engine(
     model: str,
     stop_ids: Sequence[int],
     longest: int,
-    trained: PreTrainedModel,
 ) -> tuple[Any, Channel]:
     """(the engine, not yet started, None on ranks other than 0; this rank's end of the weight channel). `model`: folder
-    of the initial weights; `longest`: tokens of the longest prompt and completion together; `trained`: the trainer's
-    model, by which a GPU is shared. Raises UsageError for a GPU that is too small for both."""
+    of the initial weights; `longest`: tokens of the longest prompt and completion together."""
     kind = engine_class(flags)
     if not issubclass(kind, RunEngine):
         engine = None
         if rank == 0 and kind is TorchEngine:
             options = flags.temperature, flags.max_num_seqs, flags.seed, getattr(torch, flags.dtype), flags.fp32_head
-            engine = TorchEngine(model, stop_ids, longest, *options, "cuda" if placement.gpus else "cpu")
+            engine = TorchEngine(model, stop_ids, longest, *options)
         elif rank == 0:
             engine = kind(model, stop_ids, longest, flags)
         return engine, InProcess()
@@ -171,9 +175,8 @@ def new_engine(
     if rank != 0:
         return None, channel
     options = dict(placement.options)
-    if placement.shared and not {"gpu_memory_utilization", "kv_cache_memory_bytes"} & options.keys():
-        alone = trainers_here() == placement.workers == 1
-        options |= gpu_share.engine_args(flags, placement.gpus[0], placement.workers, longest, trained, alone)
+    if placement.shared and "kv_cache_memory_bytes" not in options:
+        options.setdefault("gpu_memory_utilization", SHARE)
     engine = kind(
         model, stop_ids, longest, channel, flags.temperature, flags.max_num_seqs, flags.dtype, flags.seed, options,
         gpus=placement.gpus,
@@ -198,19 +201,14 @@ class RunEngine(vllm_engine.VLLMEngine):
     @classmethod
     def new_channel(cls, placement: Placement, rank: int) -> RunWeightFile:
         """This rank's end of the weight channel."""
-        return GpuMemory(rank) if placement.shared and placement.workers == 1 else RunWeightFile(rank)
+        return RunWeightFile(rank)
 
     def __post_init__(self) -> None:
-        gpu = torch.cuda.is_available()  # there vLLM schedules a step while the one before it runs
-        scheduler = "AsyncWholeCompletions" if gpu else "WholeCompletions"
-        ours = {"scheduler_cls": f"runtime.inside_vllm.{scheduler}", "async_scheduling": gpu}
-        self.engine_args = ours | self.engine_args
         super().__post_init__()
         # The engine's process keeps its sockets in the channel's folder, and ends with this one.
         self.environment["VLLM_RPC_BASE_PATH"] = str(self.channel.folder)
         self.environment["SCALERL_TRAINER_PID"] = str(os.getpid())  # for inside_vllm.exit_with_trainer
         self.environment |= LOOPBACK
-        self.versions: list[int] = []  # n-th entry: the version that is live after n pauses of generation
         self._heart: asyncio.Task | None = None
 
     async def start(self) -> None:
@@ -272,16 +270,7 @@ class RunEngine(vllm_engine.VLLMEngine):
                 raise error.__cause__ from None
             raise
 
-    def logprobs_and_versions(self, output: Any) -> tuple[list[float], list[int]]:
-        """(log-probs, versions) of a request's tokens: what WholeCompletions sent, by the table above, or what vLLM's
-        own scheduler did."""
-        sent = output.kv_transfer_params
-        if not sent:
-            return super().logprobs_and_versions(output)
-        return sent["logprobs"], [self.versions[pauses] for pauses in sent["pauses"]]
-
     async def _load(self) -> None:
-        self.versions.append(self.prepared_version)
         await self._answer_or_death(super()._load())
 
     async def update(self) -> None:

@@ -23,9 +23,7 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.utils.checkpoint import checkpoint
 
 from fp32_head import head_of, token_logprobs
-from runtime.command_line import reason_of
-from runtime.flags import Flags, UsageError
-from runtime.folder import DAMAGED
+from runtime.flags import DAMAGED, Flags, UsageError, reason_of
 from runtime.microbatches import Microbatch
 
 if TYPE_CHECKING:  # their imports take seconds
@@ -33,25 +31,17 @@ if TYPE_CHECKING:  # their imports take seconds
 
 # Also what transformers, accelerate and torch raise, as for a pickle with code in it.
 UNREADABLE = (*DAMAGED, UnpicklingError, SafetensorError, StrictDataclassError, CheckpointException)
-SHORT_ROW = 16  # tokens
 
 
 # ------------------------------------------------------------------------------------------ which models can be trained
 
 
-def check_config(flags: Flags) -> None:
-    """Raises UsageError if --model has no configuration that loads: then no engine helps."""
-    from transformers import AutoConfig
+def load_model(flags: Flags, folder: str) -> PreTrainedModel:
+    """The causal LM to train, with FP32 weights. Raises UsageError.
 
-    try:
-        AutoConfig.from_pretrained(flags.model, trust_remote_code=flags.trust_remote_code)
-    except UNREADABLE as error:
-        raise UsageError(f"--model {flags.model} does not load ({reason_of(error)}).") from error
-
-
-def load_model(flags: Flags, folder: str, longest: int) -> PreTrainedModel:
-    """The causal LM to train, with FP32 weights. Raises UsageError for one that the trainer cannot compute, in rows of
-    up to `longest` tokens."""
+    One whose logits the trainer does not compute (scaled or capped, as in Granite and Gemma 2; rotary scaling by the
+    longest row, as longrope) fails the first weights check, before the first update: evaluation.py.
+    """
     from transformers import AutoModelForCausalLM
 
     try:
@@ -75,51 +65,9 @@ def load_model(flags: Flags, folder: str, longest: int) -> PreTrainedModel:
     if hasattr(model, "peft_config"):  # transformers has loaded both, if peft is installed
         raise UsageError(f"--model {folder} is an adapter; merge it into its base model first.")
     allow_sampling_settings(model)
-    try:
-        plain, apart = has_plain_head(model), rows_are_independent(model, longest)
-    except UNREADABLE as error:
-        raise UsageError(f"--model {folder} loads but does not compute ({reason_of(error)}).") from error
-    if not plain:
-        raise UsageError(
-            f"--model {folder}: its logits are no plain product of head and last hidden states but scaled or capped "
-            "(as in Granite, Cohere, Gemma 2), which the trainer does not compute; take another model."
-        )
-    if not apart:
-        raise UsageError(
-            f"--model {folder}: rows of {longest} tokens change the log-probs of shorter rows beside them (as with "
-            "longrope or dynamic rotary scaling); lower --max_budget, or take another model."
-        )
     if flags.gradient_checkpointing and not recompute_layers(model):
         raise UsageError(f"--gradient_checkpointing true: {type(model).__name__} has no layers for it; leave it out.")
     return model
-
-
-@torch.no_grad()
-def has_plain_head(model: PreTrainedModel) -> bool:
-    """Whether the model's logits are W h + b of the body's last hidden states, as `Policy` computes them. Granite,
-    Cohere and Gemma 2 scale or cap theirs. Takes two forward passes of four tokens on the CPU, before any sharding."""
-    body = model.base_model
-    head = model.get_output_embeddings()
-    if body is model or head is None:
-        return False
-    ids = torch.arange(4)[None]  # (1, 4)
-    hidden = body(input_ids=ids, use_cache=False).last_hidden_state  # (1, 4, H)
-    logits = model(input_ids=ids, use_cache=False).logits  # (1, 4, V)
-    plain = nn.functional.linear(hidden, head.weight, head.bias)
-    return logits.shape == plain.shape and torch.allclose(logits, plain, rtol=1e-5, atol=1e-5 * float(plain.std()))
-
-
-@torch.no_grad()
-def rows_are_independent(model: PreTrainedModel, longest: int) -> bool:
-    """Whether a short row has the same hidden states beside a row of `longest` tokens as alone. Rotary scaling that
-    looks at the largest position of a microbatch breaks this, and only positions tell it how long a row is: so the
-    second row is the last 16 positions of the longest one, and costs little."""
-    ids = torch.arange(2 * SHORT_ROW).view(2, SHORT_ROW) % 4  # (2, L)
-    start = torch.arange(SHORT_ROW)
-    positions = torch.stack([start, start + max(0, longest - SHORT_ROW)])  # (2, L)
-    alone = model.base_model(input_ids=ids[:1], position_ids=positions[:1], use_cache=False).last_hidden_state[0]
-    beside = model.base_model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state[0]
-    return torch.allclose(alone, beside, rtol=0, atol=1e-3 * float(alone.std()))
 
 
 def allow_sampling_settings(model: PreTrainedModel) -> None:

@@ -4,10 +4,8 @@ run.py starts the engine and opens the logs.
 """
 
 import logging
-import math
 import os
 import random
-import tempfile
 from collections import Counter
 from contextlib import ExitStack
 from datetime import timedelta
@@ -18,18 +16,16 @@ import torch
 
 import length_control
 from filters import PassRateHistory
-from runtime.command_line import reason_of
+from generator import Generator
 from runtime.engine import RunEngine, TorchEngine, devices_in_use, new_engine, place
 from runtime.evaluation import Evaluator
-from runtime.flags import BUILT_IN, Flags, UsageError, new_pacer, own_code, with_flag_names
+from runtime.flags import BUILT_IN, Flags, UsageError, new_pacer, own_code, reason_of, with_flag_names
 from runtime.folder import Folder, Progress, check_folder
-from runtime.generator import Generator
 from runtime.model import UNREADABLE
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.trainer import Trainer, chosen_loss
-from tasks import data_sets, warm_start
-from tasks.named import place_of
+from tasks import arithmetic, data_sets
 from tasks.prompts import PromptOptions, PromptStream, Task
 
 CACHE = Path(__file__).parent.parent / "runs" / "cache"  # of warm-started models
@@ -42,6 +38,7 @@ class Run:
         """Makes everything but a running engine. Raises UsageError for a flag that cannot work, and then has changed no
         file."""
         self.flags = flags
+        self.first_step = 0  # of this process: a resumed run begins later
         self.progress = Progress(random.Random(flags.seed))
         chosen_loss(flags)  # one that cannot train is refused before anything is made
         placement = place(flags)  # first, since it refuses devices before a process group waits for them
@@ -65,20 +62,15 @@ class Run:
             ranks.from_main(lambda: check_folder(flags))
 
             # The trainer loads the model; task and model must fit each other.
-            self.trainer = Trainer(flags, ranks.accelerator, model_folder, longest)
+            self.trainer = Trainer(flags, ranks.accelerator, model_folder)
             if self.trainer.note:
                 ranks.say(self.trainer.note)
-            check_model(flags, self.trainer.model, task, longest)
-            if ranks.main:
-                check_saving(self.trainer.model, task)
 
             # The generator takes prompts from a stream that passes over those which the history retires.
             self.history = PassRateHistory(flags.pass_rate_threshold)
             self.prompts = PromptStream(task.train, flags.seed, self.history.retired)
             rank = ranks.accelerator.process_index
-            engine, channel = new_engine(
-                flags, placement, rank, model_folder, task.stop_ids, longest, self.trainer.model
-            )
+            engine, channel = new_engine(flags, placement, rank, model_folder, task.stop_ids, longest)
             generator = None
             if engine is not None:  # on rank 0
                 generator = new_generator(flags, engine, task, self.prompts, control, self.progress)
@@ -179,16 +171,13 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
     """The built-in task, your own, or that of data sets. Without `judge`, on ranks that score nothing, no reward worker
     outlives the check of the rows. Raises UsageError."""
     if flags.task or flags.dataset in BUILT_IN:
-        make = own_code(flags, "task") if flags.task else warm_start.TASKS[flags.dataset]
+        make = own_code(flags, "task") if flags.task else arithmetic.TASKS[flags.dataset]
         try:
             task = make(flags.seed, flags.held_out)
         except ValueError as error:
             raise UsageError(f"--held_out {flags.held_out}: {error}.") from error
         except Exception as error:  # somebody's function, which may raise anything
-            raise UsageError(f"--task {flags.task} raises {place_of(error)}.") from error
-        members = [*Task.__annotations__, *(name for name in vars(Task) if not name.startswith("_"))]
-        if missing := [name for name in members if not hasattr(task, name)]:
-            raise UsageError(f"--task {flags.task} returns no task of tasks/prompts.py: it has no {missing[0]}.")
+            raise UsageError(f"--task {flags.task} raises {reason_of(error)}.") from error
         return task
     from transformers import AutoTokenizer
 
@@ -230,33 +219,3 @@ def longest_row(flags: Flags, task: Task, control: length_control.Interruption |
     """Tokens of the longest prompt and completion together."""
     completion = control.max_completion if control else flags.completion_budget
     return completion + max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
-
-
-def check_model(flags: Flags, model: Any, task: Task, longest: int) -> None:
-    """Raises UsageError if the task does not fit the model: its vocabulary, or its context."""
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
-    if longest > context:
-        raise UsageError(
-            f"--max_budget {flags.max_budget}: the longest prompt and completion take {longest} tokens, the model's "
-            f"context has {context}; lower --max_budget or --answer_budget."
-        )
-    ids = {*task.stop_ids, *task.phrase_ids, *task.end_of_thinking_ids}
-    for problem in [*task.train, *task.held_out]:
-        ids.update(problem.prompt_ids)
-    rows = model.get_input_embeddings().weight.shape[0]
-    if max(ids) >= rows:
-        raise UsageError(
-            f"--model has embeddings of {rows} tokens, the task's prompts have token {max(ids)}; give the model that "
-            "belongs to the task."
-        )
-
-
-def check_saving(model: Any, task: Task) -> None:
-    """Saves all of the final model but its weights: what fails would otherwise fail after the last step. Raises
-    UsageError."""
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            model.save_pretrained(folder, state_dict={})
-            task.tokenizer.save_pretrained(folder)
-        except UNREADABLE as error:
-            raise UsageError(f"--model could not be saved after the last step ({reason_of(error)}).") from error

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from runtime.generator import EngineFailed, Generator, StopRequested
+from generator import EngineFailed, Generator, StopRequested
 from runtime.weights import Channel, Weights
 from tasks.prompts import Problem
 

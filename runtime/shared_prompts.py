@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
-from runtime.command_line import reason_of
-from runtime.folder import DAMAGED
+from runtime.flags import DAMAGED, reason_of
 from runtime.microbatches import TokenRow, make_microbatch
 
 TOLERANCE = 1e-3  # of what is compared, which in float32 agrees to about 1e-6

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import losses
-from runtime.command_line import reason_of
-from runtime.flags import Flags, UsageError, own_code
+from runtime.flags import Flags, own_code
 from runtime.microbatches import Microbatch, TokenRow, microbatches
 from runtime.model import Policy, active_parameters, load_model
 from runtime.weights import CheckpointTensors, whole
@@ -60,13 +59,11 @@ class Trainer:
     In float32, and under FSDP2, `policy` computes with the parameters of `model` themselves; in bfloat16 otherwise with
     a rounded copy of them (`LowPrecisionCopy`)."""
 
-    def __init__(self, flags: Flags, accelerator: Accelerator, model_folder: str, longest: int = 64):
-        """`longest`: tokens of the longest row, prompt and completion."""
+    def __init__(self, flags: Flags, accelerator: Accelerator, model_folder: str):
         from runtime.shared_prompts import why_not  # with transformers, whose import takes seconds
 
         self.flags = flags
         self.accelerator = accelerator
-        self.longest = longest
         self.dtype: torch.dtype = getattr(torch, flags.dtype)
         policy = self._load_policy(model_folder)
         reason = why_not(policy)
@@ -99,7 +96,7 @@ class Trainer:
 
     def _load_policy(self, folder: str) -> Policy:
         flags = self.flags
-        model = load_model(flags, folder, self.longest)
+        model = load_model(flags, folder)
         entropy_grad = flags.entropy_coef != 0
         return Policy(model, fp32_head=flags.fp32_head, temperature=flags.temperature, entropy_grad=entropy_grad)
 
@@ -284,21 +281,13 @@ def chosen_loss(flags: Flags) -> Any:
 
 def own_loss(flags: Flags) -> Callable:
     """Your own `module:function` of --loss, called as `losses.cispo` is, but for its options. It returns (token_loss
-    (N, T), metrics); the ratios that every loss logs are added to its metrics. Raises UsageError, after one call."""
+    (N, T), metrics); the ratios that every loss logs are added to its metrics. Raises UsageError if it is not there."""
     function = own_code(flags, "loss")
-    zeros = torch.zeros(2, 3)
-    try:
-        result = function(zeros, zeros, zeros[:, 0], zeros + 1)
-    except Exception as error:  # of any kind: it is the user's own
-        raise UsageError(f"--loss {flags.loss}, called as losses.cispo is, raised {reason_of(error)}.") from error
-    match result:
-        case Tensor(shape=zeros.shape), dict():
-            pass
-        case _:
-            raise UsageError(f"--loss {flags.loss} must return (token_loss (N, T), metrics), as losses.cispo does.")
 
     def loss(*rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         token_loss, metrics = function(*rows)
+        if token_loss.shape != rows[0].shape:
+            raise ValueError(f"--loss {flags.loss} returned a token_loss of {tuple(token_loss.shape)}, not (N, T)")
         _, common = losses.cispo(*(x.detach() for x in rows))
         return token_loss, {name: x for name, x in common.items() if not name.startswith("capped")} | metrics
 

@@ -11,13 +11,13 @@ every rank of the trainer has an end of a channel and calls its `prepare`:
                     deliver(vllm)       tells a paused engine to load what is there
     other ranks     prepare(weights)    take part in gathering
 
-The memory is a file in shared memory (RunWeightFile), or a part of the GPU where trainer and engine share one
-(GpuMemory): then nothing leaves the card. The engine's end is inside_vllm.RunWeightReceiver.
+The memory is a file in shared memory (RunWeightFile). The engine's end is inside_vllm.RunWeightReceiver.
 
-SIMPLIFIED. One copy of the weights lies there for the whole run, and it serves one host. At the first `prepare` the
+SIMPLIFIED. Weights leave the GPU also where trainer and engine share one (lab/fast_vllm.py has a channel that stays on
+it). One copy of the weights lies there for the whole run, and it serves one host. At the first `prepare` the
 host holds the gathered tensors as well. lab/hosts has channels to other hosts and between two GPUs.
 
-Source: vLLM 0.32, vllm/model_executor/model_loader/reload; torch/multiprocessing/reductions.py.
+Source: vLLM 0.32, vllm/model_executor/model_loader/reload.
 """
 
 import os
@@ -33,7 +33,6 @@ from filelock import FileLock
 from torch import nn
 
 import vllm_engine
-from runtime.command_line import reason_of
 
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PreTrainedModel
@@ -145,54 +144,6 @@ class RunWeightFile(vllm_engine.WeightFile):
             super().prepare(weights)
         else:
             take_part(weights)
-
-
-class GpuMemory(RunWeightFile):
-    """Where trainer and engine use the same GPU, the memory is on it: the engine's process opens a handle of it. Where
-    that fails (WSL, a container, or another user's process), the run says so and takes the file."""
-
-    def __init__(self, rank: int = 0, device: str = "cuda") -> None:
-        super().__init__(rank)
-        self.device = device
-        self.handle: list[Any] = []  # of the memory, for another process of this user; empty: the file is used
-        self.opened = False  # by the engine
-
-    def new_memory(self) -> torch.Tensor:
-        """The memory, on the GPU, or in the file if there is no handle of it."""
-        memory = torch.empty(self.size, dtype=torch.uint8, device=self.device)
-        storage = memory.untyped_storage()
-        try:
-            self.handle = list(storage._share_cuda_() if memory.is_cuda else storage._share_filename_cpu_())
-        except RuntimeError as error:
-            return self.file_instead(error)
-        return memory
-
-    def file_instead(self, error: Exception) -> torch.Tensor:
-        """The memory of the file, and a line that says why."""
-        self.handle = []
-        print(f"new weights go through {self.path}: the engine cannot open memory of the GPU ({reason_of(error)})")
-        return super().new_memory()
-
-    def prepare(self, weights: Weights) -> None:
-        """Replaces the weights in the memory by these."""
-        super().prepare(weights)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # another process does not wait for what this one's stream has yet to copy
-
-    async def deliver(self, vllm: Any) -> None:
-        """Brings the weights prepared last into a paused vLLM."""
-        if self.handle:
-            try:
-                await vllm.collective_rpc("load_gpu_memory", args=(self.handle, self.layout))
-                self.opened = True
-                return
-            except Exception as error:  # vLLM raises many kinds
-                if self.opened:  # a dead engine, for instance
-                    raise
-                on_gpu = self.tensors
-                self.tensors = vllm_engine.tensors_in(self.file_instead(error), self.layout)
-                super().prepare(on_gpu)
-        await super().deliver(vllm)
 
 
 class InProcess:

@@ -27,8 +27,8 @@ problems with T <= C, and the law's share of the gain,
 is the distribution function of a log-logistic: log T is a logistic variable with its middle at log C_mid and scale 1/B.
 For B = 2 one problem in ten is solved by C_mid / 3 and nine in ten by 3 C_mid, nine times the compute. So T is spread:
 
-- EVERY fact, such as 7 + 5, has wrong results in the demonstrations of the warm start (warm_start.py). Its right result
-  is shown with a probability that is evenly spaced over the 210 facts, from .05 to .9. A right result is reinforced
+- EVERY fact, such as 7 + 5, has wrong results in the demonstrations of the first model (lab/warm_start.py). Its right
+  result is shown with a probability that is evenly spaced over the 210 facts, from .05 to .9. A right result is reinforced
   only when it is sampled, so T goes roughly with 1 / probability, which has a long tail. The strength of each fact is
   the same for all seeds. A problem needs two to four facts, and each fact is in 1.4 % of the problems, so a fact that
   is learned late is a small step.
@@ -64,7 +64,8 @@ SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.prompts import Problem, Task, stable_key
@@ -203,3 +204,24 @@ class ChainTask(Task):
 def graded_task(seed: int = 0, pool_size: int = 2048, held_out_size: int = 256) -> ChainTask:
     """The graded task: every fifth problem is impossible."""
     return ChainTask(seed, pool_size, held_out_size, graded=True)
+
+
+# .23M parameters each, FP32; how they were made, and that they can be made again: lab/warm_start.py.
+FIRST_MODELS = Path(__file__).parent / "first_models"
+
+
+def graded(seed: int, held_out: int) -> ChainTask:
+    """The default task."""
+    task = graded_task(seed, held_out_size=held_out)
+    task.first_model = lambda cache, say: FIRST_MODELS / "graded"
+    return task
+
+
+def discover(seed: int, held_out: int) -> ChainTask:
+    """The task whose first model thinks in one completion of fifty."""
+    task = ChainTask(seed, DISCOVER_POOL, held_out)
+    task.first_model = lambda cache, say: FIRST_MODELS / "discover"
+    return task
+
+
+TASKS: dict[str, Callable[[int, int], ChainTask]] = {"graded": graded, "discover": discover}

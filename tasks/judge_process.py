@@ -100,7 +100,7 @@ def prepare(rewards: Sequence[str], timeout: float) -> dict[str, Callable]:
             soft_timeout = max(1, int(timeout / 3))
             judges[name] = functools.partial(verifiers.math_kind, soft_timeout=soft_timeout)
         else:
-            judges[name] = named("reward", name, "prompt, completion, answer")
+            judges[name] = named("reward", name)
     return judges
 
 

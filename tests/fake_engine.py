@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from generator import Generator
 from pipeline_rl import Pacer, Rollout
-from runtime.generator import Generator
 
 
 @dataclass

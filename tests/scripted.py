@@ -14,16 +14,17 @@ import torch
 import runtime.parts
 import runtime.run
 import train
+from generator import Counters
+from lab import warm_start
 from pipeline_rl import FORCED, Group, Pacer, Rollout
 from runtime import evaluation
 from runtime.flags import Flags
 from runtime.folder import Folder, Progress
-from runtime.generator import Counters
 from runtime.parts import Run
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.weights import RunWeightFile
-from tasks import arithmetic, warm_start
+from tasks import arithmetic
 
 
 def problem(key: str, prompt_ids=(1, 2), source: str = "") -> SimpleNamespace:

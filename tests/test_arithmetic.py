@@ -2,10 +2,10 @@
 
 import pytest
 
+from lab.warm_start import Demonstrations, Demonstrator
 from tasks import arithmetic
 from tasks.arithmetic import IDS, OPERATIONS, ChainTask, apply, chain_values, graded_task
 from tasks.prompts import Problem, stable_key
-from tasks.warm_start import Demonstrations, Demonstrator
 
 PROBLEM = Problem("key", tuple(IDS[word] for word in "7 a +5 b *3 c -4 <think>".split()), "6 2")
 

@@ -12,8 +12,8 @@ import pytest
 from fake_vllm import Channel, in_place_of_vllm, new_engine, start_with
 
 import train
-from runtime.command_line import parse_flags
 from runtime.engine import devices_in_use, place
+from runtime.flags import parse_flags
 from vllm_engine import VLLMEngine
 
 
@@ -44,14 +44,6 @@ def test_an_update_by_hand(started):
     engine.shutdown()
     engine.shutdown()
     assert started[0].calls[-2:] == ["resume", "shutdown"] and engine.channel.closed
-
-
-def test_versions_of_the_faster_scheduler(started):
-    """It sends the number of pauses before each token: the first weights are version 3, two pauses brought 4 and 7."""
-    engine = new_engine()
-    asyncio.run(start_with(engine, 3, 4, 7))
-    sent = SimpleNamespace(kv_transfer_params={"logprobs": [-1.0, -2.0, -3.0, -4.0], "pauses": [0, 1, 1, 2]})
-    assert engine.logprobs_and_versions(sent) == ([-1.0, -2.0, -3.0, -4.0], [3, 4, 4, 7])
 
 
 MINE = """
@@ -92,7 +84,7 @@ MINE = """
 
 
 def test_an_engine_of_ones_own_is_named_on_the_command_line(tmp_path, monkeypatch, model):
-    """The shortest engine that keeps the table of runtime/generator.py: no cache, one request after the other. It stands
+    """The shortest engine that keeps the table of generator.py: no cache, one request after the other. It stands
     in the working directory, trains six steps, and its log-probs pass the check that weights arrived."""
     (tmp_path / "my_engine.py").write_text(textwrap.dedent(MINE))
     monkeypatch.chdir(tmp_path)
@@ -103,26 +95,6 @@ def test_an_engine_of_ones_own_is_named_on_the_command_line(tmp_path, monkeypatc
     gaps = [record["logprob_gap"] for record in records if "logprob_gap" in record]
     assert gaps and max(gaps) < 1e-5
     assert [record["step"] for record in records if "step" in record] == [*range(1, 7)]
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("nowhere:Engine", "--engine nowhere:Engine: nowhere cannot be imported"),
-        ("textwrap:Engine", "textwrap.py has no 'Engine'"),
-        (
-            "textwrap:dedent",
-            "--engine textwrap:dedent: it is called with (model, stop_ids, max_model_len, flags), and takes",
-        ),
-        ("textwrap", "--engine must be auto, vllm, torch or module:Class, not textwrap"),
-    ],
-)
-def test_an_engine_that_is_not_there_is_refused_before_anything_is_written(
-    tmp_path, monkeypatch, capsys, name, sentence
-):
-    monkeypatch.chdir(tmp_path)
-    assert train.main(["--engine", name, "--output_dir", "run"]) == 2
-    assert sentence in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 def test_an_engine_takes_a_gpu_without_a_trainer_if_there_is_one(monkeypatch):

@@ -1,4 +1,4 @@
-"""runtime/generator.py on an engine without a model: groups come in order and young enough, new weights arrive in flight,
+"""generator.py on an engine without a model: groups come in order and young enough, new weights arrive in flight,
 and an evaluation has one version. Faults: deep/test_generator_faults.py.
 """
 
@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 from fake_engine import FakeEngine, Problem, generating, no_reward, problems, wait_until
 
+from generator import Exhausted, Generator
 from pipeline_rl import Pacer, lags
-from runtime.generator import Exhausted, Generator
 
 pytestmark = pytest.mark.timeout(30)  # a fault here often shows as a wait without end
 

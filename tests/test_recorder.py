@@ -1,18 +1,17 @@
 """runtime/recorder.py: the clock that counts compute, what is written and printed of a step, and the table of the end."""
 
 import json
-import math
 from types import SimpleNamespace
 
 import pytest
 from scripted import Alone, ScriptedGenerator
 
+from generator import Counters
 from runtime import recorder
 from runtime.flags import VERSION, Flags
 from runtime.folder import Folder
-from runtime.generator import Counters
 from runtime.ranks import Ranks
-from runtime.recorder import Clock, Recorder, early_warning, staleness, step_line
+from runtime.recorder import Clock, Recorder, step_line, warnings_of
 
 
 @pytest.fixture
@@ -90,34 +89,20 @@ def test_step_line_shows_what_was_measured_and_lines_up():
     assert step_line(step_record(retired=12)) == line + " · retired 12"
 
 
-def test_staleness_by_hand():
-    """A triangle of sides 3, 4 and 5; a mismatch that is larger than the whole leaves nothing; NaN is not hidden."""
-    assert staleness(5.0, 3.0) == pytest.approx(4.0) and staleness(0.1, 0.0) == pytest.approx(0.1)
-    assert staleness(0.1, 0.2) == 0.0 and math.isnan(staleness(math.nan, 0.1))
-
-
-def test_the_early_warning_by_hand():
-    """An ESS of .75 at a mean lag of 4: sigma = sqrt(-log .75) = .536, so .134 nats an update, times the root of the lag
-    that will be there: .536 at 16 is beyond .42, .268 at 4 is not. A step that trained nothing does not count."""
-    steps = [
-        {"config": {}},
-        {"lag_mean": 99.0},
-        *({"lag_mean": lag, "ess": ess} for lag, ess in ((3.0, 0.8), (5.0, 0.7))),
-    ]
-    [line] = early_warning(steps, Flags(k=16, min_ready=15 * 16))
-    assert line.startswith("Warning: runs that began so went down")
-    assert not list(early_warning(steps, Flags(k=4, min_ready=3 * 16)))
-    on_policy = [{"lag_mean": 0.0, "ess": 1.0}]
-    assert not list(early_warning(on_policy, Flags(k=0))) and not list(early_warning(steps[:2], Flags()))
-
-
-def test_the_early_warning_comes_once(run, monkeypatch, capsys):
-    """After step 2, and not before or again."""
-    monkeypatch.setattr(recorder, "EARLY_STEPS", 2)
-    monkeypatch.setattr(recorder, "EARLY_DRIFT", -1.0)
-    run({}, max_steps=4, eval_every=4)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("step", "Warning: runs"))]
-    assert [line.split()[1] for line in lines] == ["1", "2", "runs", "3", "4"]
+@pytest.mark.parametrize(
+    ("changes", "empty", "beginning"),
+    [
+        ({}, 0, ""),
+        ({"truncated": 0.07}, 0, "Warning: 7.0% of completions are truncated"),
+        ({"entropy": 9e-4}, 0, "Warning: the entropy is 9.0e-04 nats"),
+        ({}, 6, "Warning: 6 steps in a row had nothing to train on."),
+        ({"step": 1, "verdicts": {"unfinished": 6, "wrong": 5}}, 0, "Warning: most completions never ended their"),
+        ({"step": 2, "verdicts": {"unfinished": 6, "wrong": 5}}, 0, ""),
+    ],
+)
+def test_what_is_warned_of(changes, empty, beginning):
+    lines = list(warnings_of(step_record(truncated=0.0) | changes, empty))
+    assert len(lines) == bool(beginning) and all(line.startswith(beginning) for line in lines)
 
 
 def test_the_table_of_the_end_by_hand(new_clock, tmp_path):
@@ -127,13 +112,13 @@ def test_the_table_of_the_end_by_hand(new_clock, tmp_path):
     now[0] += 10
     counters.sampled, clock.trained_tokens = 12_345, 678
     folder = Folder(tmp_path)
-    folder.append("metrics.jsonl", {"config": {}})
-    for seconds, idle, waited, lag, most in ((1.0, 0.5, 0.5, 1.0, 4), (3.0, 0.3, 1.5, 2.0, 2)):
-        record = step_record(seconds=seconds, generator_idle=idle, trainer_idle=waited, lag_mean=lag, lag_max=most)
-        folder.append("metrics.jsonl", record)
     recorder = Recorder(Flags(k=8), Ranks(Alone()), folder, None, None, None)
+    for seconds, idle, waited, lag, most in ((1.0, 0.6, 0.5, 1.0, 4), (3.0, 0.4, 1.5, 2.0, 2)):
+        record = {"seconds": seconds, "generator_idle": idle, "trainer_idle": waited, "lag_mean": lag}
+        recorder.totals.update(record)
+        recorder.totals |= {"lag_max": most}
     recorder.clock, recorder.device = clock, "cpu"
-    rows = {line[:16].strip(): line[16:] for line in recorder.table().splitlines()}
+    rows = {line[:16].strip(): line[16:] for line in recorder.table(2).splitlines()}
     assert rows == {
         "compute": "10 s on 2 x cpu, 2.47e+07 FLOPs",  # 2 P x 12,345
         "tokens": "12,345 sampled, 678 trained",

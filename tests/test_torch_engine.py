@@ -7,8 +7,8 @@ import pytest
 import torch
 from stale_cache import stale_cache_logprobs
 
-from runtime.torch_engine import TorchEngine
-from tasks.warm_start import ModelShape, new_model
+from lab.warm_start import ModelShape, new_model
+from torch_engine import TorchEngine
 
 STOP = 3
 SHAPE = ModelShape(hidden_size=32, intermediate_size=64, initializer_range=0.3)

@@ -48,8 +48,7 @@ from curves import short
 
 import losses
 import train
-from runtime.command_line import parse_flags
-from runtime.flags import Flags
+from runtime.flags import Flags, parse_flags
 from runtime.folder import Folder
 from runtime.microbatches import TokenRow
 from runtime.parts import Run, first_model, load_task, new_accelerator

@@ -112,7 +112,7 @@ class Both:
     def __init__(self, argv: Sequence[str]):
         import psutil
 
-        from runtime.command_line import parse_flags
+        from runtime.flags import parse_flags
         from runtime.parts import Run
         from runtime.run import start
 
@@ -289,7 +289,7 @@ def trl(options: argparse.Namespace, argv: Sequence[str]) -> None:
     imports(options.root, "benchmark", "datasets", "trl", "trl.trainer.grpo_trainer", "trl.generation.vllm_generation")
     import benchmark
 
-    from runtime.command_line import parse_flags
+    from runtime.flags import parse_flags
 
     flags = parse_flags(argv, "")
     benchmark.trl(options, flags)

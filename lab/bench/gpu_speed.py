@@ -21,7 +21,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import fp32_head
-from runtime.command_line import parse_flags
+from runtime.flags import parse_flags
 from runtime.microbatches import TokenRow
 from runtime.model import recompute_layers
 from runtime.parts import new_accelerator

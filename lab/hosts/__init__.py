@@ -26,7 +26,7 @@ import torch
 
 from lab.hosts.channels import MessageWeights, TransferWeights
 from lab.hosts.ray_check import check_ray
-from runtime.engine import LOOPBACK, Placement, RunEngine, variables_set, worker_count
+from runtime.engine import LOOPBACK, Placement, RunEngine, variables_set
 from runtime.flags import UsageError
 from runtime.weights import RunWeightFile
 
@@ -75,7 +75,7 @@ class RayEngine(RunEngine):
 
     async def start(self) -> None:
         """Starts vLLM with the weights prepared last. Raises EngineFailed, also if Ray has too few devices."""
-        check_ray(worker_count(self.args))
+        check_ray(self.args.get("tensor_parallel_size", 1) * self.args.get("pipeline_parallel_size", 1))
         await super().start()
 
     def new_vllm(self) -> Any:

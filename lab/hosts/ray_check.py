@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 
-from runtime.generator import EngineFailed
+from generator import EngineFailed
 
 RAY_TIMEOUT = 60.0  # seconds in which Ray must answer
 FREE_DEVICES = """

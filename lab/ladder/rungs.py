@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 from lab.tasks import ramble, rare
+from lab.warm_start import discover
 from pipeline_rl import Pacer
-from tasks.warm_start import discover
 
 PAGE = Path(__file__).with_name("README.md")
 OUT = ROOT / "runs" / "ladder"

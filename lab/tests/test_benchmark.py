@@ -9,8 +9,7 @@ import benchmark
 import pytest
 import torch
 
-from runtime.command_line import parse_flags
-from runtime.flags import check_flags
+from runtime.flags import check_flags, parse_flags
 from vllm_engine import VLLMEngine, mapped, tensors_in
 
 pytestmark = pytest.mark.medium

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from lab import tasks
+from lab import tasks, warm_start
 from lab.tasks import RARE, SHAPES, RamblingDemonstrator, RareDemonstrator
-from tasks import arithmetic, warm_start
+from lab.warm_start import WarmStart, new_model
+from tasks import arithmetic
 from tasks.arithmetic import CEILING, DIGITS
-from tasks.warm_start import WarmStart, new_model
 
 # What a37976d made of `--dataset NAME --rarity N --size SIZE --seed 3`, with N 20 for `rare` and else 50: a hash of 300 clean and 300 corrupted
 # demonstrations, of the shapes of the first model's parameters and of how it is trained; and one of the problems and the

@@ -19,7 +19,7 @@ from replay_tokens import coefficients, token_slopes
 from scripted import small_model
 
 import train
-from runtime.step_file import FOLDER
+from lab.record import FOLDER
 from runtime.trainer import Trainer
 
 TASK = ["--task", "replay_task:even"]

@@ -41,7 +41,7 @@ def job(*argv):
 
 
 def new_trainer(argv):
-    from runtime.command_line import parse_flags
+    from runtime.flags import parse_flags
     from runtime.parts import new_accelerator
     from runtime.trainer import Trainer
 

@@ -20,7 +20,7 @@ import train
 from pipeline_rl import FORCED, Group, Rollout
 from runtime import evaluation
 from runtime import folder as run_folder
-from runtime.command_line import parse_flags
+from runtime.flags import parse_flags
 from runtime.folder import Folder
 from runtime.microbatches import TokenRow
 from runtime.parts import Run

@@ -14,15 +14,15 @@ import fit_sigmoid
 import runtime.parts
 import runtime.run
 import train
+from generator import EngineDied, GeneratorFailed, StopRequested
 from runtime.flags import Flags, UsageError
 from runtime.folder import Folder, Progress, check_folder
-from runtime.generator import EngineDied, GeneratorFailed, StopRequested
 from runtime.ranks import Ranks, report_fault
-from runtime.torch_engine import TorchEngine
 from runtime.trainer import Trainer
 from tasks import arithmetic
 from tasks.judges import RewardError
 from tasks.prompts import PromptStream
+from torch_engine import TorchEngine
 
 SCRIPT = Path(__file__).with_name("as_on_windows.py")
 

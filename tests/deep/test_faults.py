@@ -219,7 +219,7 @@ DRIVER = """
     import train
     from runtime.evaluation import Evaluator
     from runtime.folder import Folder
-    from runtime.generator import Generator
+    from generator import Generator
     from runtime.trainer import Trainer
 
     def send(place):

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-import train
-from runtime import engine_flags
 from runtime.before_torch import check_engine
 from runtime.command_line import MOVED, parse_flags
 from runtime.engine_flags import engine_options
+
+import train
+from runtime import engine_flags
 from runtime.flags import BOUNDS, DEFAULTS, VERSION, Flags, UsageError, check_flags, new_pacer
 from runtime.folder import check_folder
 

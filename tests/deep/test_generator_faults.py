@@ -8,10 +8,10 @@ from unittest import mock
 import pytest
 from fake_engine import FakeEngine, Problem, generating, problems, wait_until
 
+import generator as generator_module
+from generator import EngineDied, EngineFailed, GeneratorFailed, StopRequested
 from length_control import Interruption
 from pipeline_rl import Pacer
-from runtime import generator as generator_module
-from runtime.generator import EngineDied, EngineFailed, GeneratorFailed, StopRequested
 
 pytestmark = pytest.mark.timeout(30)  # a fault here often shows as a wait without end
 

@@ -14,12 +14,13 @@ from recorded import go
 from test_faults import alive, family, wait_for_end
 
 import train
+from lab import warm_start
 from runtime import folder as run_folder
 from runtime import parts
 from runtime.flags import Flags, UsageError
 from runtime.folder import Folder
 from runtime.parts import Run, check_model, load_task, new_interruption
-from tasks import arithmetic, warm_start
+from tasks import arithmetic
 
 OPERATIONS = Path(__file__).resolve().parents[2] / "docs/operations.md"
 

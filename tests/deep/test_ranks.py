@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import accelerate.utils
 import pytest
 
+from generator import EngineFailed
 from runtime.flags import Flags
 from runtime.folder import Folder
-from runtime.generator import EngineFailed
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run import save

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import recipe
-from runtime.generator import Generator
+from generator import Generator
 
 ROOT = Path(__file__).resolve().parents[2]
 

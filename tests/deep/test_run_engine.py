@@ -18,12 +18,10 @@ from fake_engine import generating, problems, wait_until
 from fake_vllm import EngineDeadError, FakeVLLM, in_place_of_vllm, new_engine, start_with
 
 from fp32_head import GENERATOR_ARGS
+from generator import EngineDied, EngineFailed, GeneratorFailed
 from runtime import engine
-from runtime.command_line import parse_flags, reason_of
-from runtime.engine import devices_in_use, place, variables_set
-from runtime.engine_flags import choose_engine, engine_options, worker_count
-from runtime.flags import Flags, UsageError, check_flags
-from runtime.generator import EngineDied, EngineFailed, GeneratorFailed
+from runtime.engine import choose_engine, devices_in_use, engine_options, place, variables_set, worker_count
+from runtime.flags import Flags, UsageError, check_flags, parse_flags, reason_of
 from runtime.weights import GpuMemory, RunWeightFile
 from vllm_engine import vllm_environment
 

@@ -18,9 +18,9 @@ from scripted import Killed, small_model
 from test_faults import small_disk
 from test_run import save
 
+from generator import EngineFailed, Exhausted, StopRequested
 from runtime.flags import UsageError
 from runtime.folder import Folder, Progress, RunFailed, signed
-from runtime.generator import EngineFailed, Exhausted, StopRequested
 from runtime.run import load_tensors, save_tensors
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import train
-from runtime.step_file import FOLDER, MOMENTS
+from lab.record import FOLDER, MOMENTS
 
 
 def lines_of(step):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_torch_engine import PROMPTS, SHAPE, STOP, new_engine, sampled
 
-from tasks.warm_start import new_model
+from lab.warm_start import new_model
 
 
 @pytest.fixture

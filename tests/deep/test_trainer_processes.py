@@ -19,7 +19,7 @@ import torch
 from accelerate.utils.other import get_free_port
 from safetensors.torch import load_file
 
-from tasks import warm_start
+from lab import warm_start
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

@@ -70,8 +70,7 @@ def program(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", [name for name, c in COMPARISONS.items() if not c.only_at])
 def test_every_row_is_accepted_by_train(name, tmp_path):
     """Flags that train.py refuses, or rounds, would show only after minutes. Baselines are rows."""
-    from runtime.command_line import parse_flags
-    from runtime.flags import check_flags
+    from runtime.flags import check_flags, parse_flags
 
     for job in ablate.plan(name, tmp_path, 1, [], 900):
         flags = parse_flags([*job.flags, "--output_dir", str(job.folder)], "about")

@@ -11,7 +11,7 @@ import torch
 from small import QWEN3_06B, TINY, random_qwen3
 
 import fp32_head
-from runtime.command_line import parse_flags
+from runtime.flags import parse_flags
 from runtime.microbatches import TokenRow
 from runtime.parts import new_accelerator
 from runtime.trainer import Trainer, TrainingBatch

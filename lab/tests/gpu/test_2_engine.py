@@ -38,7 +38,7 @@ def sampled_by(rollout) -> list[int]:
 def test_new_weights_reach_an_engine_that_samples(device, figure, engine_args, tmp_path, engine, tied):
     """What is sampled after an update has the log-probs of the new weights, and not of others. Meanwhile, the groups of
     training are under way; some have tokens of several versions."""
-    from runtime.command_line import parse_flags
+    from runtime.flags import parse_flags
     from runtime.parts import Run
 
     if engine == "lab.hosts:NcclEngine" and torch.cuda.device_count() < 2:

@@ -12,13 +12,12 @@ import torch
 from fake_vllm import Channel, in_place_of_vllm
 from fake_vllm import new_engine as new_run_engine
 
+from generator import EngineFailed
 from lab.hosts import NcclEngine, RayEngine, RayMessageEngine, ray_check
 from lab.hosts.channels import MessageWeights, TransferWeights
 from runtime import engine
-from runtime.command_line import parse_flags
 from runtime.engine import devices_in_use, place
-from runtime.flags import UsageError, check_flags
-from runtime.generator import EngineFailed
+from runtime.flags import UsageError, check_flags, parse_flags
 from vllm_engine import tensors_in
 
 NCCL, RAY, RAY_MESSAGE = (f"--engine lab.hosts:{kind.__name__}" for kind in (NcclEngine, RayEngine, RayMessageEngine))

@@ -9,7 +9,7 @@ import pytest
 from test_trainer_processes import stopped_and_resumed, with_own_head
 from transformers import Qwen3ForCausalLM
 
-from tasks import warm_start
+from lab import warm_start
 
 ROOT = Path(__file__).resolve().parents[3]
 TRANSFER = [

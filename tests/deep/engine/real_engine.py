@@ -11,9 +11,9 @@ from fake_engine import Problem, no_reward
 from tiny_model import STOP, TinyModel
 from torch import Tensor
 
+from generator import Generator
 from pipeline_rl import Pacer
 from runtime.engine import RunEngine
-from runtime.generator import Generator
 from runtime.weights import RunWeightFile
 
 

@@ -1,4 +1,4 @@
-"""pipeline_rl.py, vllm_engine.py and runtime/generator.py, copied into an empty folder, drive a real engine:
+"""pipeline_rl.py, vllm_engine.py and generator.py, copied into an empty folder, drive a real engine:
 docs/pipeline_rl_alone.py is what a borrower writes."""
 
 import os
@@ -19,7 +19,7 @@ def test_three_files_alone_drive_an_engine(tmp_path):
     k = 2, and ends; no other file of ours is there. vLLM writes nothing: neither its import, start and end here nor
     those of its process."""
     (tmp_path / "runtime").mkdir()
-    for file in ("pipeline_rl.py", "vllm_engine.py", "runtime/generator.py", "docs/pipeline_rl_alone.py"):
+    for file in ("pipeline_rl.py", "vllm_engine.py", "generator.py", "docs/pipeline_rl_alone.py"):
         shutil.copy(ROOT / file, tmp_path / file.removeprefix("docs/"))
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "pipeline_rl_alone.py"]

@@ -14,9 +14,9 @@ from real_engine import SharedEngine
 from stale_cache import stale_cache_logprobs
 from tiny_model import END_OF_THINKING, PHRASE, STOP, TinyModel
 
+from generator import Generator
 from length_control import Interruption
 from pipeline_rl import FORCED, Pacer, Rollout
-from runtime.generator import Generator
 
 CLOSE = 1e-5  # nats a token, mean; measured 1e-6. The runs' own limit is 1e-4
 

@@ -6,46 +6,37 @@ step samples one token for every active request; a request that is complete leav
 next step. New weights are loaded between two steps: requests go on with them over the keys and values of the old ones,
 as in vLLM, and each token carries the version that sampled it.
 
-On a GPU a step would be a few hundred kernels, each of which takes longer to start than to run. So the work of a step
-is recorded once as a CUDA graph, for each length of the keys that attention reads, and replayed. The engine has a
-stream of its own, so that its short steps do not wait behind the trainer's long ones.
-
-SIMPLIFIED. One device, and full attention. Slots have the length of the longest request (vLLM pages them), a prompt
-is computed once for all requests that enter with it (vLLM keeps it for later ones), and the second request of an
-interrupted completion is prefilled from scratch.
+SIMPLIFIED. On the CPU, also where there is a GPU: its model is too small for one. Full attention. Slots have the length
+of the longest request (vLLM pages them), a prompt is computed once for all requests that enter with it (vLLM keeps it
+for later ones), and the second request of an interrupted completion is prefilled from scratch.
 """
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from fp32_head import fp32_product
-from runtime.weights import Weights
 from vllm_engine import Sample, check_sample
 
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PretrainedConfig
 
 
-LENGTH_STEP = 64  # on a GPU, attention reads the next multiple of it: one CUDA graph for each
-
-
 class SlotCache:
     """Keys and values (S, heads, L, d) of each layer for S slots of L tokens; a step writes one position of each."""
 
-    def __init__(self, config: "PretrainedConfig", slots: int, length: int, dtype: torch.dtype, device: torch.device):
+    def __init__(self, config: "PretrainedConfig", slots: int, length: int, dtype: torch.dtype):
         shape = (config.num_hidden_layers, slots, config.num_key_value_heads, length, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self.position = torch.zeros(slots, dtype=torch.long, device=device)  # that the next step writes, in each slot
+        self.keys = torch.zeros(shape, dtype=dtype)
+        self.values = torch.zeros(shape, dtype=dtype)
+        self.position = torch.zeros(slots, dtype=torch.long)  # that the next step writes, in each slot
         self.longest = length  # positions that attention reads
-        self.all_slots = torch.arange(slots, device=device)
+        self.all_slots = torch.arange(slots)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object) -> tuple[Tensor, Tensor]:
         """What transformers' attention calls with the new token's keys and values, (S, heads, 1, d)."""
@@ -85,43 +76,37 @@ class TorchEngine:
 
     def __init__(
         self, model: str, stop_ids: Sequence[int], max_model_len: int, temperature: float, max_num_seqs: int, seed: int,
-        dtype: torch.dtype = torch.float32, fp32_head: bool = True, device: str = "cpu",
+        dtype: torch.dtype = torch.float32, fp32_head: bool = True,
     ):  # fmt: skip
         from transformers import AttentionInterface, AutoModelForCausalLM
 
         AttentionInterface.register("slots", attention)
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="slots")
-        self.device = torch.device(device)
-        self.model.to(self.device)
+        if (kind := self.model.config.model_type) != "qwen3":
+            raise ValueError(f"the torch engine samples from a Qwen3, as the built-in model is, not from a {kind}")
         self.fp32_head = fp32_head
-        self.stop = torch.tensor(list(stop_ids), device=self.device)
+        self.stop = torch.tensor(list(stop_ids))
         self.temperature = temperature
         self.slots = slots = max_num_seqs
         self.version = 0
         self.prepared_version = 0
-        self.random = torch.Generator(self.device).manual_seed(seed)
+        self.random = torch.Generator().manual_seed(seed)
         self.waiting: deque[Request] = deque()
         self.inside: dict[int, Request] = {}  # by slot
         self.max_model_len = max_model_len
-        self.cache = SlotCache(self.model.config, slots, max_model_len, dtype, self.device)
+        self.cache = SlotCache(self.model.config, slots, max_model_len, dtype)
         # Of each slot: its tokens, prompt included, with their log-probs; how many it has.
-        self.tokens = torch.zeros(slots, max_model_len + 1, dtype=torch.long, device=self.device)
-        self.logprobs = torch.zeros(slots, max_model_len + 1, device=self.device)
-        self.lengths = torch.ones(slots, dtype=torch.long, device=self.device)
-        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # by length: a step's work, and its result
+        self.tokens = torch.zeros(slots, max_model_len + 1, dtype=torch.long)
+        self.logprobs = torch.zeros(slots, max_model_len + 1)
+        self.lengths = torch.ones(slots, dtype=torch.long)
 
-    def prepare(self, weights: Weights, version: int) -> None:
+    def prepare(self, weights: Any, version: int) -> None:
         """Keeps a copy of the weights of `version` for the next `start` or `update`."""
-        self.new_weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
+        self.new_weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
         self.prepared_version = version
-        if self.device.type == "cuda":  # `update` reads the copy on another stream
-            torch.cuda.current_stream().synchronize()
 
     async def start(self) -> None:
         """Begins to step, with the weights prepared last."""
-        if self.device.type == "cuda":  # of this thread, where all steps are made
-            torch.cuda.set_stream(torch.cuda.Stream(priority=-1))
-            self.pool = torch.cuda.graph_pool_handle()  # of memory, for all graphs
         await self.update()
         self.wake = asyncio.Event()
         self.stepping = asyncio.create_task(self._run())
@@ -129,8 +114,6 @@ class TorchEngine:
     async def update(self) -> None:
         """The weights prepared last become live."""
         self.model.load_state_dict(self.new_weights, strict=False)  # a tied head is not among them
-        if self.device.type == "cuda":  # the next `prepare` frees the copy
-            torch.cuda.current_stream().synchronize()
         self.version = self.prepared_version
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> Sample:
@@ -174,29 +157,24 @@ class TorchEngine:
                 row_of[prompt] = len(row_of)
                 request.prefilled = len(prompt)  # the first one with this prompt; the others find it
         longest = max(map(len, row_of))
-        ids = self._tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in row_of])
-        causal = torch.ones(
-            1, 1, longest, longest, dtype=torch.bool, device=self.device
-        ).tril()  # padding comes after the prompt
+        ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in row_of])
+        causal = torch.ones(1, 1, longest, longest, dtype=torch.bool).tril()  # padding comes after the prompt
         computed = self.model.base_model(input_ids=ids, attention_mask=causal, use_cache=True).past_key_values
-        rows = self._tensor([row_of[tuple(request.prompt)] for request in requests])
+        rows = torch.tensor([row_of[tuple(request.prompt)] for request in requests])
         for i, layer in enumerate(computed.layers):
             self.cache.keys[i, free, :, :longest] = layer.keys[rows]
             self.cache.values[i, free, :, :longest] = layer.values[rows]
         self.tokens[free, :longest] = ids[rows]
-        self.lengths[free] = self._tensor([len(request.prompt) for request in requests])
+        self.lengths[free] = torch.tensor([len(request.prompt) for request in requests])
         for slot in free:
             self.inside[slot] = self.waiting.popleft()
-
-    def _tensor(self, numbers: list) -> Tensor:
-        return torch.tensor(numbers, device=self.device)
 
     def _sample_all(self) -> Tensor:
         """Samples one token in each slot, also in the empty ones, whose tokens nobody reads. Returns (S,): whether it
         is a stop token."""
         cache, lengths = self.cache, self.lengths
         cache.position = lengths - 1
-        visible = torch.arange(cache.longest, device=self.device) <= cache.position[:, None]  # (S, L)
+        visible = torch.arange(cache.longest) <= cache.position[:, None]  # (S, L)
         body = self.model.base_model(
             input_ids=self.tokens[cache.all_slots, cache.position][:, None],
             position_ids=cache.position[:, None],
@@ -207,41 +185,16 @@ class TorchEngine:
         head = self.model.lm_head.weight.t()  # (H, V)
         logits = fp32_product(hidden, head) if self.fp32_head else (hidden @ head).float()  # (S, V)
         logprobs = torch.log_softmax(logits / self.temperature, dim=-1)
-        # What torch.multinomial does, without its look at the result, for which the device would have to stop: of
-        # exponential variables E, argmax p_i / E_i is i with probability p_i.
-        waiting_times = torch.empty_like(logprobs).exponential_(generator=self.random)
-        token = (logprobs.exp() / waiting_times).argmax(-1)  # (S,)
+        token = torch.multinomial(logprobs.exp(), 1, generator=self.random)[:, 0]  # (S,)
         self.tokens[cache.all_slots, lengths] = token
         self.logprobs[cache.all_slots, lengths] = logprobs.gather(1, token[:, None])[:, 0]
         lengths.add_(1).clamp_(max=self.max_model_len)  # the limit is for empty slots
         return torch.isin(token, self.stop)
 
-    def _replay(self) -> Tensor:
-        """`_sample_all` from the CUDA graph for this length of the keys. The first call of a length records it."""
-        length = self.cache.longest
-        if length not in self.graphs:
-            lengths = self.lengths.clone()
-            self._sample_all()  # what is done once, such as choosing kernels, cannot be recorded
-            self.lengths.copy_(lengths)
-            graph = torch.cuda.CUDAGraph()
-            graph.register_generator_state(self.random)
-            stream = torch.cuda.current_stream()
-            with torch.cuda.graph(graph, self.pool, stream, capture_error_mode="thread_local"):  # others go on
-                stopped = self._sample_all()
-            self.graphs[length] = graph, stopped
-        graph, stopped = self.graphs[length]
-        graph.replay()
-        return stopped
-
     def _step(self) -> None:
         """One token for each request that is inside."""
-        longest = max(request.length for request in self.inside.values())
-        if self.device.type == "cuda":
-            self.cache.longest = min(math.ceil(longest / LENGTH_STEP) * LENGTH_STEP, self.max_model_len)
-            stopped = self._replay().tolist()
-        else:
-            self.cache.longest = longest
-            stopped = self._sample_all().tolist()
+        self.cache.longest = max(request.length for request in self.inside.values())
+        stopped = self._sample_all().tolist()
         for slot, request in list(self.inside.items()):
             request.versions.append(self.version)
             if stopped[slot]:

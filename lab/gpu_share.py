@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from runtime.flags import Flags, UsageError
-from runtime.folder import Record
 
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PretrainedConfig, PreTrainedModel
@@ -16,7 +15,7 @@ if TYPE_CHECKING:  # its import takes seconds
 LARGEST_SHARE = 0.35
 
 
-def engine_args(flags: Flags, gpu: int, workers: int, longest: int, trained: PreTrainedModel, alone: bool) -> Record:
+def engine_args(flags: Flags, gpu: int, workers: int, longest: int, trained: PreTrainedModel, alone: bool) -> dict[str, Any]:
     """vLLM's arguments: memory for all that its requests can keep, but at most LARGEST_SHARE of the GPU. `trained`: the
     trainer's model; `alone`: it is whole on this GPU, and so is the engine. Raises UsageError if both cannot fit."""
     total = torch.cuda.mem_get_info(gpu)[1]

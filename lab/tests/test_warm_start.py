@@ -4,11 +4,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from lab import warm_start as module
+from lab.warm_start import Demonstrations, Demonstrator, WarmStart, warm_start
 from tasks import arithmetic
-from tasks import warm_start as module
 from tasks.arithmetic import IDS, WORDS, chain_values
 from tasks.prompts import Problem
-from tasks.warm_start import Demonstrations, Demonstrator, WarmStart, warm_start
 
 DEFAULT = Demonstrations()
 

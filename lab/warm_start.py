@@ -270,7 +270,7 @@ def warm_start(
     a hash of the settings, the seed and the files that make it. It is written under a temporary name and
     renamed, so a folder that exists is complete, even if a run was killed. `report` gets one line per phase."""
     here = Path(__file__)
-    files = here, here.with_name("arithmetic.py"), inspect.getfile(settings.demonstrator)  # perhaps of another file
+    files = here, arithmetic.__file__, inspect.getfile(settings.demonstrator)  # perhaps of another file
     sources = [Path(file).read_text("utf-8") for file in files]
     folder = Path(cache_dir) / f"chain-{stable_key(repr((settings, seed, torch.__version__, sources)))}"
     if folder.exists():
@@ -290,13 +290,6 @@ def warm_start(
     return folder
 
 
-def graded(seed: int, held_out: int) -> ChainTask:
-    """The default task. Each seed has a first model of its own, so that runs differ in all that a seed decides."""
-    task = arithmetic.graded_task(seed, held_out_size=held_out)
-    task.first_model = first_model(WarmStart(), seed)
-    return task
-
-
 def discover(seed: int, held_out: int, rarity: int = 50) -> ChainTask:
     """The task whose first model thinks in one completion of `rarity`."""
     task = ChainTask(seed, arithmetic.DISCOVER_POOL, held_out)
@@ -308,5 +301,3 @@ def first_model(settings: WarmStart, seed: int = 0) -> FirstModel:
     """How a task's first model is made; by default one for all seeds of the task, as a pretrained one would be."""
     return lambda cache, report: warm_start(cache, seed=seed, settings=settings, report=report)
 
-
-TASKS: dict[str, Callable[[int, int], ChainTask]] = {"graded": graded, "discover": discover}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab import warm_start as module
+from lab.warm_start import Demonstrations, Demonstrator, ModelShape, WarmStart, new_model, warm_start
 from tasks import arithmetic
-from tasks import warm_start as module
 from tasks.arithmetic import IDS, WORDS, apply
-from tasks.warm_start import Demonstrations, Demonstrator, ModelShape, WarmStart, new_model, warm_start
 
 ROOT = Path(__file__).resolve().parents[2]
 
