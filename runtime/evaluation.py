@@ -21,6 +21,7 @@ from pipeline_rl import FORCED, Rollout
 from runtime.flags import Flags
 from runtime.folder import Folder, Progress, Record, RunFailed
 from runtime.microbatches import TokenRow
+from runtime.model import experts
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder, rates
 from runtime.trainer import Trainer
@@ -98,7 +99,7 @@ class Evaluator:
         if check.record is not None:
             progress.evaluated = check.record["step"]  # steps without an update may have come since
         gaps = logprob_gaps(self.trainer.score(rows), behaviour, rows)
-        gap = logprob_gap(gaps)
+        gap = logprob_gap(gaps, experts(self.trainer.model.config.get_text_config()) > 1)
         largest = LARGEST_GAP[self.flags.dtype]
         if not gap <= largest:  # NaN, too
             raise RunFailed(
@@ -184,10 +185,15 @@ def logprob_gaps(own: torch.Tensor, behaviour: list[list[float]], rows: list[Tok
     return gaps
 
 
-def logprob_gap(gaps: list[torch.Tensor]) -> float:
-    """The median over rows of the mean gap of a row's tokens, in nats; NaN if one is. Of a mixture of experts single
-    rows are far off, where rounding sends a token to another expert; old weights put every row off."""
-    return torch.stack([gap.mean() for gap in gaps]).median().item()
+def logprob_gap(gaps: list[torch.Tensor], mixture_of_experts: bool) -> float:
+    """Mean gap over all tokens, in nats per token; NaN if one is.
+
+    For a mixture of experts it is the median row's mean: rounding may send a token to another expert, which puts its
+    row far off, while old weights would put every row off.
+    """
+    if mixture_of_experts:
+        return torch.stack([gap.mean() for gap in gaps]).median().item()
+    return torch.cat(gaps).mean().item()
 
 
 # --------------------------------------------------------------------------------------------- the law on the whole run

@@ -31,13 +31,13 @@ def test_figures_by_hand():
 
 def test_the_gap_by_hand():
     """Trained tokens differ by .1 and .2 in the first row and by .6 in the second; the forced token does not count.
-    The (lower) median of the rows' means .15 and .6 is .15."""
+    Mean of the three: .3. Of a mixture of experts the (lower) median of the rows' means .15 and .6: .15."""
     rows = [TokenRow([1], [5, 6, 7], [1, 0, 1]), TokenRow([1], [5], [1])]
     own = torch.tensor([[-1.0, 0.0, -2.0], [-1.0, 0.0, 0.0]])
     behaviour = [[-1.1, -9.0, -1.8], [-1.6]]
     gaps = logprob_gaps(own, behaviour, rows)
     assert [gap.tolist() for gap in gaps] == [pytest.approx([0.1, 0.2]), pytest.approx([0.6])]
-    assert logprob_gap(gaps) == pytest.approx(0.15)
+    assert logprob_gap(gaps, False) == pytest.approx(0.3) and logprob_gap(gaps, True) == pytest.approx(0.15)
 
 
 def test_weights_that_did_not_move_end_the_run(run):
