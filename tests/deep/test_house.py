@@ -50,7 +50,7 @@ def imports(name: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
     room = name.rpartition(".")[0]
-    names |= {f"{room}.{other}" for other in names}
+    names |= {f"{room}.{other}" for other in names if other != "tasks"}  # the room, not lab/tasks.py
     return (names & set(MODULES)) - {name, room}
 
 
