@@ -1,188 +1,106 @@
 """What one process of lab/bench/gpu.py measures: a line of JSON on stdout for each figure, as soon as it is known.
 
-    python lab/bench/gpu_sides.py both --seconds 120 --model FOLDER [more flags of train.py]
+    python lab/bench/gpu_sides.py both --model FOLDER [more flags of train.py]
 
-shapes     Makes a model with random weights, `tiny` or `qwen`, prompts and a reward, in the present folder.
-both       Trainer and generator of one run, as train.py makes them: windows of steps with both, then each side alone,
-           then a turn of 8 steps (PPO-off-policy-8). One engine start for all; ends when the seconds are used up.
-trl        TRL's GRPOTrainer with vLLM in its own process, same model, prompts, lengths and batch.
-
---root FOLDER takes another checkout of the project. If the environment variable GO names a file, the process makes its
-imports and waits for that file.
+both    Trainer and generator of one run, as train.py makes them: windows of steps with both, then each side alone, then
+        a turn of 8 steps (PPO-off-policy-8).
+trl     TRL's GRPOTrainer with vLLM in its own process, same model, prompts, lengths and batch.
+It makes its imports, and then waits for the file that the environment variable GO names.
 """
 
 import argparse
 import itertools
 import json
 import os
-import statistics
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+import psutil
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU = torch.cuda.is_available()
 STEPS = 5  # of a window: with one probe of the weights check
-STARTED = time.monotonic()
-CALLS = ("backward", "update", "wait", "push", "prepare")  # of which the seconds are noted: see `Both`
 
 
 def say(figure: str, **values: Any) -> None:
     print("\n" + json.dumps({"figure": figure} | values), flush=True)  # a line of its own, whatever stands before
 
 
-def imports(root: str, *modules: str) -> None:
-    """Imports of this checkout, before the time counts."""
-    sys.path[:1] = [root, f"{root}/lab/bench", f"{root}/lab/tests/gpu"]
-    for name in modules:
-        __import__(name)
+def imports(*names: str) -> None:
+    """Imports these modules, before the time counts."""
+    for name in names:
+        import_module(name)
     go = os.environ.get("GO")
-    while go and not Path(go).exists():
+    while go and not Path(go).exists() and os.getppid() > 1:  # at 1 nobody is left who would make it
         time.sleep(0.05)
-        if os.getppid() == 1:
-            sys.exit(1)  # nobody is left who would make it
-    global STARTED
-    STARTED = time.monotonic()
 
 
-def wait_for_device() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def peak_GB() -> float:
-    """Most memory that this process's tensors had, in GB."""
-    import torch
-
-    return round(torch.cuda.max_memory_allocated() / 1e9, 1) if torch.cuda.is_available() else 0.0
+def flags_of(argv: Sequence[str]) -> Any:
+    try:
+        from runtime.command_line import parse_flags  # until 17e9d0b
+    except ImportError:
+        from runtime.flags import parse_flags
+    return parse_flags(argv, "")
 
 
 def timed(work: Callable[[], object]) -> float:
-    wait_for_device()
+    """Seconds until the device has done it."""
     started = time.perf_counter()
     work()
-    wait_for_device()
-    return time.perf_counter() - started
+    if GPU:
+        torch.cuda.synchronize()
+    return round(time.perf_counter() - started, 4)
 
 
-def rounded(values: Sequence[float], digits: int = 3) -> list[float]:
-    return [round(value, digits) for value in values]
-
-
-# -------------------------------------------------------------------------------------------------------------- shapes
-
-
-def shapes(options: argparse.Namespace, names: Sequence[str]) -> None:
-    imports(options.root, "torch", "transformers", "small")
-    import torch
-    from small import QWEN3_06B, TINY
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-    from tasks import arithmetic
-
-    [name] = names
-    sizes, folder, end = {"tiny": TINY, "qwen": QWEN3_06B}[name], Path(name), arithmetic.IDS["<eos>"]
-    ends = {"eos_token_id": end, "pad_token_id": end, "bos_token_id": None}
-    torch.manual_seed(0)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = Qwen3ForCausalLM(Qwen3Config(**sizes, **ends, max_position_embeddings=4096))
-    model.bfloat16().save_pretrained(folder / "model")
-    words = dict(arithmetic.IDS)  # and a word for each other token: TRL decodes them all
-    words |= {f"t{i}": i for i in range(len(words), sizes["vocab_size"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"eos_token": "<eos>", "pad_token": "<pad>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder / "model")
-    rows = [{"question": " ".join(digits), "answer": digits[0]} for digits in itertools.product("0123456789", repeat=3)]
-    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "reward.py").write_text("import random\ndef coin(*_):\n    return random.random() < 0.5\n")
-
-
-# ---------------------------------------------------------------------------------------------------------------- both
+def peak_GB() -> float:
+    """Most memory that this process's tensors had."""
+    return round(torch.cuda.max_memory_allocated() / 1e9, 1) if GPU else 0.0
 
 
 class Both:
     """Trainer and generator of one run."""
 
     def __init__(self, argv: Sequence[str]):
-        import psutil
-
-        from runtime.flags import parse_flags
         from runtime.parts import Run
         from runtime.run import start
 
-        self.flags = parse_flags(argv, "")
+        self.flags = flags_of([*argv, "--max_steps", "80000"])
         self.flags.max_steps = 0
         self.run = Run(self.flags)
         self.generator = self.run.generator.on_main
-        self.tokens = 0  # sampled so far
-        self.seconds: dict[str, list[float]] = {name: [] for name in CALLS}
-        # `backward`, `update` and `wait` (for an evaluation or a probe) are the trainer's work; while it has to `push`
-        # weights it stands still, and `prepare` is the part of that in which they are copied.
-        owners = self.run.trainer, self.run.trainer, self.run.evaluator, self.run.generator, self.generator.engine
-        for owner, name in zip(owners, CALLS, strict=True):
-            setattr(owner, name, self.noted(name, getattr(owner, name)))
-        started = time.perf_counter()
-        start(self.run)
+        seconds = timed(lambda: start(self.run))
         channel = getattr(self.generator.engine, "channel", None)
         on_card = bool(getattr(channel, "handle", b""))  # the engine reads the trainer's memory on the card
-        say("engine started", s=round(time.perf_counter() - started, 1), weights_stay_on_card=on_card)
-        self.processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        say("engine started", s=seconds, weights_stay_on_card=on_card)
 
-    def noted(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return method(*args, **options)
-            finally:
-                self.seconds[name].append(time.perf_counter() - started)
-
-        return call
-
-    def cpu_seconds(self) -> list[float]:
-        """Of the trainer's process, and of those that it started."""
-        times = [sum(process.cpu_times()[:2]) for process in self.processes if process.is_running()]
-        return [times[0], sum(times[1:])]
-
-    def steps(self, count: int) -> None:
+    def steps(self) -> None:
         """So many steps of the loop, and their figures."""
         import train
 
-        for values in self.seconds.values():
-            values.clear()
-        cpu, since = self.cpu_seconds(), time.time()
-        first = self.run.progress.step + 1
-        self.flags.max_steps += count
+        since, first = time.time(), self.run.progress.step + 1
+        self.flags.max_steps += STEPS
         train.train(self.run)
         records = [record for record in self.run.folder.read("metrics.jsonl") if record.get("step", 0) >= first]
-        before, self.tokens = self.tokens, records[-1]["tokens"]  # the log counts them from the start
+        gaps = [record["logprob_gap"] for record in records if "logprob_gap" in record]
         seconds = sum(record["seconds"] for record in records)
 
-        def total(name: str) -> float:
-            return sum(record.get(name, 0) for record in records)
+        def rate(name: str) -> float:
+            """Of a second."""
+            return round(sum(record.get(name, 0) for record in records) / seconds, 3)
 
-        def logged(name: str, digits: int) -> list[float]:
-            return rounded([record[name] for record in records if name in record], digits)
-
-        say(
-            f"steps {first} to {first + count - 1}",
-            s_a_step=round(seconds / count, 3), each=logged("seconds", 2),
-            sampled_tokens_s=round((records[-1]["tokens"] - before) / seconds),
-            trained_tokens_s=round(total("trained_tokens") / seconds),
-            pause_s=round(total("sync_seconds") / max(1, total("updated")), 4),
-            **{f"{name}_s": round(statistics.median(values or [0]), 4) for name, values in self.seconds.items()},
-            paused=round(total("sync_seconds") / seconds, 4),
-            generator_idle=round(total("generator_idle") / seconds, 3),
-            trainer_idle=round(total("trainer_idle") / seconds, 3), requests=round(total("requests") / count),
-            lag=round(total("lag_mean") / count, 2), gaps=logged("logprob_gap", 7), rho=logged("ratio_mean", 4),
-            cores=[round((b - a) / seconds, 2) for a, b in zip(cpu, self.cpu_seconds(), strict=True)],
-            trainer_peak_GB=peak_GB(), span=[since, time.time()],
-        )  # fmt: skip
+        values = {"sampled_tokens_s": rate("sampled_tokens"), "trained_tokens_s": rate("trained_tokens")}
+        values |= {name: rate(name) for name in ("generator_idle", "trainer_idle", "sync_seconds")}
+        values |= {
+            "lag": round(sum(record["lag_mean"] for record in records) / STEPS, 2),
+            "gap": max(gaps, default=None),
+        }
+        values |= {"trainer_peak_GB": peak_GB(), "span": [since, time.time()]}
+        say(f"steps {first} to {self.flags.max_steps}", s_a_step=round(seconds / STEPS, 3), **values)
 
     def batch(self) -> list[Any]:
         """Samples a batch; what it frees in the engine is filled at once."""
@@ -190,49 +108,40 @@ class Both:
         self.generator.release(len(groups))
         return groups
 
-    def drain(self) -> None:
-        """Nobody enters, and the engine becomes empty."""
-        self.generator.in_loop(lambda generator: setattr(generator.pacer, "may_admit", lambda: False))
-        while self.generator.in_loop(lambda generator: generator.free) < self.generator.engine.slots:
-            time.sleep(0.02)
-
     def generator_alone(self) -> None:
         self.run.evaluator.wait(self.run.progress)
         self.generator.settle()
         for _ in range(1 + self.generator.in_loop(lambda generator: generator.pacer.ready) // self.flags.batch_prompts):
             self.batch()  # those that were made before
-        since, speeds = time.time(), []
-        for _ in range(3):
-            started = time.perf_counter()
-            tokens = sum(map(tokens_of, self.batch() + self.batch()))
-            speeds.append(round(tokens / (time.perf_counter() - started)))
-        say("generator alone", tokens_s=speeds, span=[since, time.time()])
+        groups: list[Any] = []
+        since, seconds = time.time(), timed(lambda: [groups.extend(self.batch()) for _ in range(6)])
+        say("generator alone", tokens_s=round(tokens_of(groups) / seconds), span=[since, time.time()])
 
     def trainer_alone(self) -> None:
+        groups = self.batch()
+        self.generator.in_loop(lambda generator: setattr(generator.pacer, "may_admit", lambda: False))
+        while self.generator.in_loop(lambda generator: generator.free) < self.generator.engine.slots:
+            time.sleep(0.02)  # until the engine is empty
+        self.train_on(groups)
+        since, seconds = time.time(), [timed(lambda: self.train_on(groups)) for _ in range(3)]
+        rate = round(3 * tokens_of(groups) / sum(seconds))
+        say("trainer alone", s_a_step=seconds, tokens_s=rate, span=[since, time.time()])
+        prepare, version = self.generator.engine.prepare, self.run.progress.version
+        prepared = [timed(lambda: prepare(self.run.trainer.weights, version)) for _ in range(3)]
+        say("weights with nothing under way", prepare_s=prepared, all_s=[timed(lambda: self.push(0)) for _ in range(3)])
+
+    def train_on(self, groups: Sequence[Any]) -> None:
         import benchmark
 
-        self.groups = self.batch()
-        self.drain()
-        benchmark.optimizer_step(self.run, self.groups)
-        since = time.time()
-        seconds = [timed(lambda: benchmark.optimizer_step(self.run, self.groups)) for _ in range(3)]
-        tokens = sum(map(tokens_of, self.groups))
-        rate = round(3 * tokens / sum(seconds))
-        say("trainer alone", s_a_step=rounded(seconds), tokens_s=rate, span=[since, time.time()])
-        pushes = rounded([timed(lambda: self.push(0)) for _ in range(3)], 4)
-        prepared = rounded(self.seconds["prepare"][-3:], 4)
-        say("weights with nothing under way", prepare_s=prepared, all_s=pushes)
+        benchmark.optimizer_step(self.run, groups)
 
     def push(self, release: int) -> None:
-        progress = self.run.progress
-        progress.version += 1
-        self.generator.push(self.run.trainer.weights, progress.version, release=release)
+        self.run.progress.version += 1
+        self.generator.push(self.run.trainer.weights, self.run.progress.version, release=release)
         self.generator.settle()
 
     def turn(self) -> None:
         """8 batches are sampled, then trained on, then the weights travel."""
-        import benchmark
-
         from pipeline_rl import Pacer
 
         size = self.flags.batch_prompts
@@ -241,75 +150,55 @@ class Both:
             generator.under_way.clear()
             generator.pacer = Pacer(size, 8, schedule="ppo_off_policy")
 
-        since, started = time.time(), time.perf_counter()
+        groups: list[Any] = []
         self.generator.in_loop(begin)
-        groups = self.generator.take(8 * size)
-        sampling = time.perf_counter() - started
-        batches = [groups[first : first + size] for first in range(0, 8 * size, size)]
-        training = timed(lambda: [benchmark.optimizer_step(self.run, batch) for batch in batches])
+        since, sampling = time.time(), timed(lambda: groups.extend(self.generator.take(8 * size)))
+        training = sum(timed(lambda n=n: self.train_on(groups[n : n + size])) for n in range(0, 8 * size, size))
         self.generator.in_loop(lambda generator: setattr(generator.pacer, "may_admit", lambda: False))
-        self.push(len(groups))
-        seconds = time.perf_counter() - started
-        parts = {"sampling_s": round(sampling, 2), "training_s": round(training, 2)}
-        tokens = round(sum(map(tokens_of, groups)) / seconds)
-        say("turn of 8", s_a_step=round(seconds / 8, 3), tokens_s=tokens, **parts, span=[since, time.time()])
+        seconds = sampling + training + timed(lambda: self.push(len(groups)))
+        rates = {"s_a_step": round(seconds / 8, 3), "tokens_s": round(tokens_of(groups) / seconds)}
+        say("turn of 8", **rates, sampling_s=sampling, training_s=round(training, 4), span=[since, time.time()])
 
 
-def tokens_of(group: Any) -> int:
-    """Sampled tokens of a group."""
-    return sum(sum(rollout.mask) for rollout in group.rollouts)
+def tokens_of(groups: Sequence[Any]) -> int:
+    """Sampled tokens."""
+    return sum(sum(rollout.mask) for group in groups for rollout in group.rollouts)
 
 
 def both(options: argparse.Namespace, argv: Sequence[str]) -> None:
-    imports(options.root, "train", "runtime.run", "accelerate", "benchmark", "transformers.models.qwen3.modeling_qwen3")
-    sides = Both([*argv, "--max_steps", "80000"])
-    windows = [lambda: sides.steps(STEPS)] * (1 + options.windows)  # the pipeline fills in the first
-    alone = [sides.generator_alone, sides.trainer_alone, sides.turn] if options.alone else []
-    longest, code = 0.0, 0  # seconds of a part; the exit code
-    try:
-        for part in [*windows, *alone]:
-            if time.monotonic() - STARTED + longest > options.seconds:
-                say("left out", what=getattr(part, "__name__", "steps"))
-                continue
-            longest = max(longest, timed(part))
-    except Exception:
-        traceback.print_exc()
-        code = 1
-    for process in sides.processes[1:]:  # an orderly end takes seconds of a lent GPU
+    imports("train", "accelerate", "benchmark", "transformers.models.qwen3.modeling_qwen3")
+    sides = Both(argv)
+    for _ in range(2 if options.short else 4):  # the pipeline fills in the first
+        sides.steps()
+    if not options.short:
+        sides.generator_alone()
+        sides.trainer_alone()
+        sides.turn()
+    for process in psutil.Process().children(recursive=True):  # an orderly end takes seconds of a lent GPU
         process.kill()
     sides.generator.engine.shutdown()
-    sys.stdout.flush()
-    os._exit(code)
-
-
-# ----------------------------------------------------------------------------------------------------------------- trl
-
-
-def trl(options: argparse.Namespace, argv: Sequence[str]) -> None:
-    imports(options.root, "benchmark", "datasets", "trl", "trl.trainer.grpo_trainer", "trl.generation.vllm_generation")
-    import benchmark
-
-    from runtime.flags import parse_flags
-
-    flags = parse_flags(argv, "")
-    benchmark.trl(options, flags)
-    times = [json.loads(line)["at"] for line in Path(flags.output_dir, "metrics.jsonl").read_text().splitlines()]
-    seconds = [after - before for before, after in itertools.pairwise(times)]  # from reward to reward, a whole step
-    rates = {"completions_s": round(flags.batch_prompts * flags.rollouts / statistics.median(seconds), 1)}
-    say("TRL", s_a_step=rounded(seconds), **rates, peak_GB=peak_GB(), span=[times[0], times[-1]])
     os._exit(0)
 
 
-QUESTIONS = {function.__name__: function for function in (shapes, both, trl)}
+def trl(options: argparse.Namespace, argv: Sequence[str]) -> None:
+    imports("benchmark", "datasets", "trl", "trl.trainer.grpo_trainer", "trl.generation.vllm_generation")
+    import benchmark
+
+    flags = flags_of(argv)
+    benchmark.trl(options, flags)
+    times = [json.loads(line)["at"] for line in Path(flags.output_dir, "metrics.jsonl").read_text().splitlines()]
+    seconds = [round(after - before, 3) for before, after in itertools.pairwise(times)]  # from reward to reward
+    say("TRL", s_a_step=seconds, peak_GB=peak_GB(), span=[times[0], times[-1]])
+    os._exit(0)
+
 
 if __name__ == "__main__":
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
-    parser.add_argument("question", choices=QUESTIONS)
-    parser.add_argument("--root", default=str(HERE.parents[1]), help="checkout of the project (this one)")
-    parser.add_argument("--seconds", type=float, default=1e9, help="of `both`, without its imports")
-    parser.add_argument("--windows", type=int, default=3, help="of `both`, each of 5 steps, after the first")
-    parser.add_argument("--alone", type=int, default=1, help="of `both`: 0 leaves out each side alone")
+    parser.add_argument("question", choices=["both", "trl"])
+    parser.add_argument("--root", default=str(ROOT), help="checkout of the project (this one)")
+    parser.add_argument("--short", action="store_true", help="of `both`: two windows of steps, no side alone")
     parser.add_argument("--trl_options", default="{}", help="of `trl`: more of TRL's GRPOConfig, as JSON")
     known, rest = parser.parse_known_args()
-    QUESTIONS[known.question](known, rest)
+    sys.path[:1] = [known.root, f"{known.root}/lab/bench", f"{known.root}/lab/tests/gpu"]
+    globals()[known.question](known, rest)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from unittest import mock
@@ -98,3 +99,35 @@ def test_memory(device, figure, tmp_path):
         trainer.backward(batch)
         trainer.update(step)
     figure("peak, GB", torch.cuda.max_memory_allocated() / 1e9, below=18)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [(TINY, "float32"), (QWEN3_06B, "bfloat16")])
+def test_prompts_computed_once(device, figure, tmp_path, shape, dtype):
+    """Steps on 16 completions of each of 8 prompts that are as long as they. The gradients are the same but for
+    rounding."""
+    if shape is QWEN3_06B and device == "cpu":
+        pytest.skip("too large for a CPU")
+    model, length, gradients = random_qwen3(tmp_path / "model", shape), 128 if device == "cuda" else 8, []
+    ids = torch.randint(5, 40, (2, 128, length))
+    ids[0] = ids[0, :8].repeat_interleave(16, 0)  # of the prompts
+    rows = [TokenRow(begin, end, [1] * length) for begin, end in zip(*ids.tolist(), strict=True)]
+    mask = torch.ones(len(rows), length, dtype=torch.bool)
+    batch = TrainingBatch(rows, torch.full(mask.shape, -11.0), mask, torch.randn(len(rows)), mask / mask.sum())
+    for share in ("true", "false"):
+        flags = ["--dtype", dtype, "--share_prompts", share, "--tokens_per_microbatch", "8192"]
+        trainer = new_trainer(model, *flags)
+        trainer.backward(batch)
+        gradients.append(torch.cat([parameter.grad.flatten().cpu() for parameter in trainer.model.parameters()]))
+        for step in range(4):  # the first two are no measure
+            if device == "cuda":
+                torch.cuda.synchronize()
+            started = time.perf_counter()
+            trainer.update(step)
+            trainer.backward(batch)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            if step > 1:
+                figure(f"--share_prompts {share}, {dtype}: seconds a step", time.perf_counter() - started)
+        del trainer
+    gap = (gradients[0] - gradients[1]).norm() / gradients[1].norm()
+    figure(f"difference of the gradients, {dtype}", gap.item(), below=1e-5 if dtype == "float32" else 1.0)

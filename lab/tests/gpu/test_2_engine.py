@@ -34,7 +34,7 @@ def sampled_by(rollout) -> list[int]:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("engine", ["torch", "vllm", "small:FileEngine", "lab.hosts:NcclEngine"])
+@pytest.mark.parametrize("engine", ["torch", "vllm", "lab.fast_vllm:FastEngine", "lab.hosts:NcclEngine"])
 def test_new_weights_reach_an_engine_that_samples(device, figure, engine_args, tmp_path, engine, tied):
     """What is sampled after an update has the log-probs of the new weights, and not of others. Meanwhile, the groups of
     training are under way; some have tokens of several versions."""

@@ -1,6 +1,5 @@
-"""What goes wrong in a run: a signal, and going on after it; an engine that dies; and FSDP2 with one process, resumed."""
+"""What goes wrong in a run: a signal, and going on after it; an engine that dies; and FSDP2, resumed."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -8,29 +7,30 @@ import time
 
 import psutil
 import pytest
-from small import ROOT, TINY, random_qwen3
-from test_3_runs import FSDP2, REWARD, records
+import torch
+from small import ROOT, TINY, random_task
 
+from runtime.folder import Folder
 from runtime.run import DEAD_ENGINE
 
 pytestmark = pytest.mark.gpu
-ENGINES = pytest.mark.parametrize("engine", ["torch", "vllm"])
+FAST = "lab.fast_vllm:FastEngine"
+ENGINES = pytest.mark.parametrize("engine", ["torch", FAST])
+FSDP2 = ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "configs" / "fsdp2.yaml"), "--num_processes"]
 LIMIT = 200  # seconds of a run
 
 
 @pytest.fixture
 def started(device, engine, engine_args, tmp_path):
     """`started(*flags, launcher=())` starts train.py with a tiny model; it ends with the test."""
-    rows = [{"question": f"{a} {b}", "answer": a} for a in "0123456789" for b in "0123456789"]
-    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "reward.py").write_text(REWARD)
-    model, processes = random_qwen3(tmp_path / "model", TINY), []
+    processes = []
+    random_task(tmp_path, TINY)
     sizes = "--min_budget 8 --max_budget 12 --answer_budget 4 --batch_prompts 4 --rollouts 4 --held_out 16"
-    data = ["--model", model, "--dataset", "problems.jsonl", "--interruption_phrase", "time up </think>"]
+    data = ["--model", "model", "--dataset", "problems.jsonl", "--interruption_phrase", "time up </think>"]
     new = [*data, *sizes.split(), "--output_dir", str(tmp_path / "run"), "--engine", engine, "--eval_every", "1000"]
 
     def start(*flags, launcher=()):
-        flags = [*flags, "--reward", "reward:coin", *(engine_args if engine == "vllm" else [])]
+        flags = [*flags, "--reward", "reward:coin", *(engine_args if engine != "torch" else [])]
         flags = flags if "--resume" in flags else [*new, "--pass_rate_threshold", "2", *flags]
         command = [sys.executable, *launcher, str(ROOT / "train.py"), *flags]
         processes.append(subprocess.Popen(command, cwd=tmp_path))
@@ -42,7 +42,7 @@ def started(device, engine, engine_args, tmp_path):
 
 
 def steps(folder):
-    return [record["step"] for record in records(folder)]
+    return [record["step"] for record in Folder(folder).read("metrics.jsonl") if "step" in record]
 
 
 def after_three_steps(process, folder):
@@ -66,7 +66,7 @@ def test_sigterm_and_resume(started, figure, tmp_path):
     assert steps(folder) == list(range(1, last + 1))
 
 
-@pytest.mark.parametrize("engine", ["vllm"])
+@pytest.mark.parametrize("engine", [FAST])
 def test_killed_engine(started, figure, tmp_path):
     """The run saves a checkpoint, ends with the exit code for it, and leaves nothing in shared memory."""
     process, folder = started("--max_steps", "1000", "--save_every", "0"), tmp_path / "run"
@@ -84,9 +84,11 @@ def test_killed_engine(started, figure, tmp_path):
 
 
 @ENGINES
-def test_fsdp2_with_one_process(device, started, tmp_path):
-    """Four steps and a checkpoint, resumed for two more. accelerate offers FSDP2 to GPUs only."""
-    launcher, folder = [*FSDP2, "1", "--main_process_port", "29517"] if device == "cuda" else [], tmp_path / "run"
+def test_fsdp2(device, started, tmp_path):
+    """On two GPUs if there are so many. Four steps and a checkpoint, resumed for two more. accelerate offers FSDP2 to
+    GPUs only."""
+    count = str(min(2, torch.cuda.device_count()))
+    launcher, folder = [*FSDP2, count, "--main_process_port", "29517"] if device == "cuda" else [], tmp_path / "run"
     assert started("--max_steps", "4", "--save_every", "2", launcher=launcher).wait(LIMIT) == 0
     assert started("--resume", str(folder), "--max_steps", "6", launcher=launcher).wait(LIMIT) == 0
     assert steps(folder) == [1, 2, 3, 4, 5, 6]
