@@ -155,13 +155,9 @@ class ScriptedTrainer:
         return {"grad_norm": 1.0, "lr": 1.0, "updated": int(self.steps - 1 not in self.bad)}
 
 
-class Killed(Exception):
-    """Stands for SIGKILL: nothing may be saved on its way out."""
-
-
 @dataclass
 class Ended:
-    """A run that came to its end, or was killed."""
+    """A run that came to its end."""
 
     run: Run
 
@@ -189,26 +185,14 @@ class Ended:
         """Calls of `push` and `release`, with their counts of groups."""
         return [call for call in self.generator.calls if call[0] != "evaluate"]
 
-    def state(self):
-        """Everything of the trainer's side that must be equal."""
-        run = self.run
-        optimizer = run.trainer.optimizer.state_dict()["state"]
-        tensors = dict(run.trainer.model.state_dict())
-        tensors |= {f"{i}.{name}": value for i, entry in optimizer.items() for name, value in entry.items()}
-        counts = (self.progress.step, self.progress.version)
-        return tensors, run.history.state_dict(), run.prompts.state_dict(), counts
-
 
 def to_the_end(flags: Flags) -> Ended:
     """A run without `main`: errors come through."""
-    runtime.folder.check_folder(flags)
     run = runtime.run.Run(flags)
     try:
         runtime.run.start(run)
         train.train(run)
         runtime.run.end(run)
-    except Killed:
-        pass
     finally:
         run.close()
     return Ended(run)

@@ -1,36 +1,36 @@
 """Fixtures of several files: runs on recorded rollouts, and tasks made of data sets."""
 
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 
+@pytest.fixture
+def program(monkeypatch, tmp_path, model):
+    """train.py on recorded rollouts, in tmp_path / "run"."""
+    from recorded import Program, record_rollouts
+
+    record_rollouts(monkeypatch)
+    return Program(monkeypatch, tmp_path / "run", model)
+
+
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory, model):
-    """The folder and the end of a run of scripted.py that never stopped."""
-    from recorded import go
+    """`whole(flags)`: the folder of such a run that nothing stopped."""
+    from recorded import Program, record_rollouts
 
-    folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        return folder, go(monkeypatch, folder, model)
+    @cache
+    def finished(flags=""):
+        folder = tmp_path_factory.mktemp("whole") / "run"
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            record_rollouts(monkeypatch)
+            assert Program(monkeypatch, folder, model)(flags)[0] == 0
+        return folder
 
-
-@pytest.fixture
-def recorded(monkeypatch, tmp_path, model):
-    """Runs in tmp_path / name, on recorded rollouts."""
-    from recorded import go
-
-    return lambda name, *extra, **options: go(monkeypatch, tmp_path / name, model, *extra, **options)
-
-
-@pytest.fixture
-def program(monkeypatch, tmp_path, model, capsys):
-    """train.py on recorded rollouts, in tmp_path / "run"."""
-    from recorded import Program
-
-    return Program(monkeypatch, tmp_path / "run", model, capsys)
+    return finished
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,18 @@
 """Runs of train.py on recorded rollouts.
 
 `Replay` gives recorded rollouts to the real trainer. vLLM's sampling depends on the timing of requests, so two runs of it
-are never equal; two runs over `Replay` are, bit for bit. Groups are drawn by step; evaluation rollouts are scored by the
-trainer's own policy. `go` and `Program` run it.
+are never equal; two runs over `Replay` are, bit for bit. Each group is drawn by its step and its prompt; evaluation
+rollouts are scored by the trainer's own policy.
 """
 
+import io
+import json
 import random
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 
-import torch
-from PIL import Image
-from scripted import Ended, Killed, ScriptedGenerator, to_the_end
+from scripted import ScriptedGenerator
 
 import fit_sigmoid
 import runtime.parts
@@ -19,8 +20,6 @@ import runtime.run
 import train
 from pipeline_rl import FORCED, Group, Rollout
 from runtime import evaluation
-from runtime import folder as run_folder
-from runtime.flags import parse_flags
 from runtime.folder import Folder
 from runtime.microbatches import TokenRow
 from runtime.parts import Run
@@ -30,31 +29,26 @@ STEPS = 7
 
 
 class Replay(ScriptedGenerator):
-    """Takes what was recorded, whatever the pacer says. `killed_after`: the step whose groups never come."""
+    """Takes what was recorded, whatever the pacer says. One prompt more is always under way."""
 
-    killed_after: int | None = None
     trainer: "train.Trainer"  # scores the evaluation rollouts
 
     def __init__(self, problems, flags, progress):
         super().__init__(problems, runtime.parts.new_pacer(flags))
         self.rollouts, self.progress = flags.rollouts, progress
 
-    @property
-    def step(self):
-        return self.progress.step
-
     def fill(self):
         pass
 
     def take(self, count):
-        if self.step == self.killed_after:
-            raise Killed
-        draw = random.Random(f"recorded {self.step}")
-        return [self.group(self.step * count + i, next(self.problems), draw) for i in range(count)]
+        problems = list(self.under_way.values())
+        problems += [next(self.problems) for _ in range(count + 1 - len(problems))]
+        self.under_way = {0: problems.pop()}
+        return [self.group(number, problem) for number, problem in enumerate(problems)]
 
-    def group(self, number, problem, draw):
-        rollouts = [self.rollout(draw) for _ in range(self.rollouts)]
-        return Group(number, problem, self.version, rollouts)
+    def group(self, number, problem):
+        draw = random.Random(f"{self.progress.step} {problem.key}")
+        return Group(number, problem, self.version, [self.rollout(draw) for _ in range(self.rollouts)])
 
     def rollout(self, draw):
         n = draw.randint(2, 12)
@@ -82,22 +76,8 @@ class Replay(ScriptedGenerator):
         pass
 
 
-def arguments(folder, model, *extra) -> list[str]:
-    """The command line of a short run, or of its resumption."""
-    if "--resume" in extra:
-        return ["--resume", str(folder), *extra[1:]]
-    options = (
-        f"--max_steps {STEPS} --save_every 2 --batch_prompts 3 --rollouts 4 --eval_every 3 "
-        "--held_out 4 --pass_rate_threshold 0.6 --lr 0.01"
-    )
-    return ["--output_dir", str(folder), "--model", model, *options.split(), *extra]
-
-
-def record_rollouts(monkeypatch, script: dict | None = None) -> None:
-    """From now on, runs of train.py have recorded rollouts and twelve training prompts; `script` overrides what `Replay`
-    does."""
-    monkeypatch.setattr(arithmetic, "graded_task", partial(arithmetic.graded_task, pool_size=12))
-    replay = type("Scripted", (Replay,), script or {})
+def record_rollouts(monkeypatch) -> None:
+    """From now on, runs of train.py have recorded rollouts and twelve training prompts."""
 
     class ScoredRun(Run):
         def __init__(self, flags):
@@ -105,50 +85,62 @@ def record_rollouts(monkeypatch, script: dict | None = None) -> None:
             self.generator.on_main.trainer = self.trainer
 
     def new_generator(flags, engine, task, prompts, control, progress):
-        return replay(prompts, flags, progress)
+        return Replay(prompts, flags, progress)
 
+    monkeypatch.setattr(arithmetic, "graded_task", partial(arithmetic.graded_task, pool_size=12))
     monkeypatch.setattr(evaluation, "PROBE_EVERY", 1)
-    monkeypatch.setattr(run_folder, "KEEP", 9)
     monkeypatch.setattr(runtime.parts, "new_generator", new_generator)
     monkeypatch.setattr(runtime.run, "Run", ScoredRun)
-    empty = Image.new("RGB", (4, 3))
-    monkeypatch.setattr(fit_sigmoid, "plot_fits", lambda fits, x, path: empty.save(path))  # half a second each
-
-
-def go(monkeypatch, folder, model, *extra, killed_after=None, script: dict | None = None) -> Ended:
-    """Runs the real loop on recorded rollouts, without `main`: errors come through."""
-    record_rollouts(monkeypatch, {"killed_after": killed_after} | (script or {}))
-    return to_the_end(parse_flags(arguments(folder, model, *extra), ""))
+    monkeypatch.setattr(runtime.run, "choose_engine", lambda flags: "")  # no vLLM is imported
 
 
 class Program:
-    """train.py's `main` on recorded rollouts: (exit code, stdout, stderr)."""
+    """train.py's `main`: (exit code, stdout, stderr). Without --resume it begins a short run in `folder`."""
 
-    def __init__(self, monkeypatch, folder: Path, model: str, capsys):
-        self.monkeypatch, self.folder, self.model, self.capsys = monkeypatch, folder, model, capsys
+    def __init__(self, monkeypatch, folder: Path, model: str):
+        self.folder, self.model = folder, model
         monkeypatch.setattr(runtime.run.signal, "signal", lambda number, handler: None)  # pytest's own stay
-        monkeypatch.setattr(runtime.run, "choose_engine", lambda flags: [])  # no vLLM is imported
+        monkeypatch.setattr(fit_sigmoid, "plot_fits", lambda fits, x, path: None)  # half a second each
 
-    def __call__(self, *extra, folder: Path | None = None, script: dict | None = None) -> tuple[int, str, str]:
-        record_rollouts(self.monkeypatch, script)
-        code = train.main(arguments(folder or self.folder, self.model, *extra))
-        return code, *self.capsys.readouterr()
+    def __call__(self, flags: str = "", folder: Path | None = None) -> tuple[int, str, str]:
+        folder, words = folder or self.folder, flags.split()
+        if words[:1] == ["--resume"]:
+            words.insert(1, str(folder))
+        else:
+            options = f"--max_steps {STEPS} --save_every 2 --batch_prompts 3 --rollouts 4 --eval_every 3 --held_out 4"
+            options += f" --pass_rate_threshold 0.6 --lr 0.01 --output_dir {folder}"
+            if self.model:
+                options += f" --model {self.model}"
+            words = [*options.split(), *words]
+        with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+            code = train.main(words)
+        return code, out.getvalue(), err.getvalue()
 
 
-def without_times(folder, name):
-    """The records of a log without what a clock measured; notes between the steps are left out."""
-    timed = {"seconds", "device_hours", "trainer_idle", "generator_idle", "sync_seconds", "save_seconds", "requests"}
-    return [{k: v for k, v in r.items() if k not in timed} for r in Folder(folder).read(name) if "step" in r]
+TIMED = {"seconds", "device_hours", "trainer_idle", "generator_idle", "sync_seconds", "requests"}
 
 
-def assert_same_logs(one, other):
+def steps_of(folder, name="metrics.jsonl") -> list[dict]:
+    """The records of steps, or of evaluations, without what a clock measured."""
+    return [{k: v for k, v in r.items() if k not in TIMED} for r in Folder(folder).read(name) if "step" in r]
+
+
+def state_of(folder) -> dict:
+    """state.json of the newest checkpoint."""
+    return json.loads((Folder(folder).newest_checkpoint() / "state.json").read_text())
+
+
+def assert_same_weights(one, other):
+    """Weights and Adam's moments of the newest checkpoints, to the last bit."""
+    for name in ("model.safetensors", "optimizer.bin"):
+        contents = [(Folder(folder).newest_checkpoint() / name).read_bytes() for folder in (one, other)]
+        assert contents[0] == contents[1], name
+
+
+def assert_same_run(one, other):
     """Two runs wrote the same, but for what a clock measured."""
     for name in ("metrics.jsonl", "eval.jsonl"):
-        assert without_times(one, name) == without_times(other, name), name
-
-
-def assert_same_state(one, other):
-    (a, *rest_a), (b, *rest_b) = one.state(), other.state()
-    assert rest_a == rest_b and a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(torch.as_tensor(a[name]), torch.as_tensor(b[name])), name
+        assert steps_of(one, name) == steps_of(other, name), name
+    for name in ("progress", "random", "history", "prompts"):
+        assert state_of(one)[name] == state_of(other)[name], name
+    assert_same_weights(one, other)

@@ -61,49 +61,45 @@ def test_a_second_leg_keeps_the_salt_of_the_first():
     assert [salt for _, _, salt in engine.requests] == ["0", "0"]
 
 
-@pytest.mark.parametrize("method", ["update", "prepare"])
-def test_a_push_that_fails_ends_every_wait_with_its_error(method):
-    """A `prepare` that fails does not raise at once: other trainer processes go on to the next wait."""
+@pytest.mark.parametrize(
+    ("method", "error", "kind"),
+    [
+        ("update", OSError("no room for layers.7"), GeneratorFailed),
+        ("prepare", OSError("no room for layers.7"), GeneratorFailed),
+        ("update", EngineDied("killed"), EngineDied),
+    ],
+)
+def test_a_push_that_fails_ends_every_wait_with_its_error(method, error, kind):
+    """A `prepare` that fails does not raise at once: other trainer processes go on to the next wait. The error travels
+    to them by pickle, its cause does not."""
     engine = FakeEngine(frozen=True)
     with generating(problems(2), engine) as generator:
-        vars(engine)[method] = mock.Mock(side_effect=OSError("no room for layers.7"))
+        vars(engine)[method] = mock.Mock(side_effect=error)
         generator.push({}, 1, 0)
         started = time.monotonic()
         for wait in (lambda: generator.take(2), generator.settle):
-            with pytest.raises(GeneratorFailed, match=r"layers\.7"):
+            with pytest.raises(GeneratorFailed) as caught:
                 wait()
+            there = pickle.loads(pickle.dumps(caught.value))
+            assert type(there) is kind and there.__cause__ is None
+            assert str(there) == f"the generator failed: {type(error).__name__}: {error}"
         assert time.monotonic() - started < 10 and generator.engine.version == 0
 
 
-def test_weights_without_room_and_a_signal_end_the_start():
-    """A signal is noticed while an engine starts."""
+@pytest.mark.parametrize(
+    ("method", "effect", "error", "words"),
+    [
+        ("prepare", mock.Mock(side_effect=OSError("no room")), EngineFailed, "^no room$"),
+        ("start", mock.AsyncMock(side_effect=KeyError), EngineFailed, "KeyError"),
+        ("start", lambda: asyncio.Event().wait(), StopRequested, None),  # never comes up: a signal is noticed meanwhile
+    ],
+)
+def test_what_ends_a_start(method, effect, error, words):
     engine = FakeEngine()
-    engine.prepare = mock.Mock(side_effect=OSError("no room"))
-    with pytest.raises(EngineFailed, match="^no room$"), generating(engine=engine):
+    vars(engine)[method] = effect
+    stop = error is StopRequested
+    with pytest.raises(error, match=words), generating(engine=engine, stop_requested=lambda: stop):
         pass
-    engine = FakeEngine()
-    engine.start = asyncio.Event().wait  # never comes up
-    with pytest.raises(StopRequested), generating(engine=engine, stop_requested=lambda: True):
-        pass
-    engine.start = mock.AsyncMock(side_effect=KeyError)
-    with pytest.raises(EngineFailed, match="KeyError"), generating(engine=engine):
-        pass
-
-
-def test_a_dead_engine_is_told_from_other_faults_on_every_rank():
-    """The error travels to the other ranks by pickle, its cause does not."""
-    engine = FakeEngine()
-    with generating(problems(2), engine) as generator:
-        engine.update = mock.AsyncMock(side_effect=EngineDied("killed"))
-        generator.push({}, 1, 0)
-        with pytest.raises(GeneratorFailed) as caught:
-            generator.settle()
-    there = pickle.loads(pickle.dumps(caught.value))
-    assert (
-        type(there) is EngineDied
-        and there.__cause__ is None
-        and str(there) == "the generator failed: EngineDied: killed"
-    )
 
 
 def test_a_stop_loses_no_group_that_is_ready():
@@ -195,42 +191,35 @@ def test_an_engine_that_is_slow_to_end_is_no_error(monkeypatch):
         assert engine.events[-1] == "shutdown" and not generator._thread.is_alive()
 
 
-def test_two_evaluations_and_a_push_take_turns():
-    """Each evaluation has one version, and the push comes between or after them."""
-    engine = FakeEngine(slots=4, seconds=0.001)
-    with generating(problems(0), engine) as generator:
-        futures = [generator.evaluate([Problem(str(i), [i])], 8) for i in range(2)]
-        generator.push({}, 1, 0)
-        generator.settle()
-        for future in futures:
-            [rollouts] = generator.result_of(future)
-            assert len({version for rollout in rollouts for version in rollout.versions}) == 1
-        assert engine.version == 1
+def broken_score(problem, completions):
+    raise ZeroDivisionError("the verifier")
 
 
-def test_exceptions_in_the_reward_and_in_the_problems_reach_the_trainer():
-    """The exception is the cause of what is raised where the trainer waits, and again at the next wait. If the prompts
-    raise as a group is taken and makes room, that group arrives all the same."""
+def broken_problems(count):
+    yield from problems(count)
+    raise LookupError("the data set")
 
-    def broken_score(problem, completions):
-        raise ZeroDivisionError("the verifier")
 
-    def broken_problems(count):
-        yield from problems(count)
-        raise LookupError("the data set")
-
-    for prompts, options, error in (
+@pytest.mark.parametrize(
+    ("prompts", "options", "error"),
+    [
         (problems(4), {"score": broken_score}, ZeroDivisionError),
         (broken_problems(1), {}, LookupError),
         (problems(4), {"score": lambda problem, completions: [(1.0, True)]}, ValueError),  # one too few
-    ):
-        with generating(prompts, pacer=Pacer(2, 0), **options) as generator:
-            started = time.monotonic()
-            for _ in range(2):
-                with pytest.raises(GeneratorFailed, match=error.__name__) as caught:
-                    generator.take(2)
-                assert type(caught.value) is GeneratorFailed and type(caught.value.__cause__) is error
-            assert time.monotonic() - started < 10
+    ],
+)
+def test_exceptions_in_the_reward_and_in_the_problems_reach_the_trainer(prompts, options, error):
+    """The exception is the cause of what is raised where the trainer waits, and again at the next wait."""
+    with generating(prompts, pacer=Pacer(2, 0), **options) as generator:
+        started = time.monotonic()
+        for _ in range(2):
+            with pytest.raises(GeneratorFailed, match=error.__name__) as caught:
+                generator.take(2)
+            assert type(caught.value) is GeneratorFailed and type(caught.value.__cause__) is error
+        assert time.monotonic() - started < 10
+
+
+def test_a_group_that_is_ready_arrives_though_the_prompts_raise_as_it_makes_room():
     with generating(broken_problems(2), FakeEngine(slots=2), Pacer(1, 3)) as generator:
         wait_until(lambda: generator.pacer.ready == 2)
         assert [generator.take(1)[0].problem.key for _ in range(2)] == ["p0", "p1"]
