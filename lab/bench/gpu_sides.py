@@ -73,6 +73,7 @@ class Both:
         self.flags.max_steps = 0
         self.run = Run(self.flags)
         self.generator = self.run.generator.on_main
+        self.tokens = 0  # sampled so far
         seconds = timed(lambda: start(self.run))
         channel = getattr(self.generator.engine, "channel", None)
         on_card = bool(getattr(channel, "handle", b""))  # the engine reads the trainer's memory on the card
@@ -90,16 +91,14 @@ class Both:
         seconds = sum(record["seconds"] for record in records)
 
         def rate(name: str) -> float:
-            """Of a second."""
+            """A second."""
             return round(sum(record.get(name, 0) for record in records) / seconds, 3)
 
-        values = {"sampled_tokens_s": rate("sampled_tokens"), "trained_tokens_s": rate("trained_tokens")}
-        values |= {name: rate(name) for name in ("generator_idle", "trainer_idle", "sync_seconds")}
-        values |= {
-            "lag": round(sum(record["lag_mean"] for record in records) / STEPS, 2),
-            "gap": max(gaps, default=None),
-        }
-        values |= {"trainer_peak_GB": peak_GB(), "span": [since, time.time()]}
+        before, self.tokens = self.tokens, records[-1]["tokens"]  # the log counts them from the start
+        names = ("trained_tokens", "generator_idle", "trainer_idle", "sync_seconds")
+        values = {"sampled_tokens": round((self.tokens - before) / seconds)} | {name: rate(name) for name in names}
+        values["lag"] = round(sum(record["lag_mean"] for record in records) / STEPS, 2)
+        values |= {"gap": max(gaps, default=None), "trainer_peak_GB": peak_GB(), "span": [since, time.time()]}
         say(f"steps {first} to {self.flags.max_steps}", s_a_step=round(seconds / STEPS, 3), **values)
 
     def batch(self) -> list[Any]:
