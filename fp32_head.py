@@ -146,28 +146,34 @@ class Scorer(nn.Module):
         self.dtype = dtype
         self.options = options
 
-    def forward(self, input_ids: Tensor, start: int = 1, **inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, input_ids: Tensor, start: int = 1, chosen: Tensor | None = None, **inputs: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """(logprobs, entropy), each (N, L - start), of the tokens from position `start` >= 1 of `input_ids` (N, L).
 
-        `inputs` go to the body: attention_mask, position_ids. Errors: those of `head_of` and `token_logprobs`.
+        With `chosen` (M,), indices of these tokens counted row by row, each is (M,), and no other token costs a product
+        with the head. `inputs` go to the body: attention_mask, position_ids. Errors: those of `head_of` and
+        `token_logprobs`.
         """
-        body = self.model.base_model(input_ids=input_ids, use_cache=False, **inputs)
-        hidden = body.last_hidden_state[:, start - 1 : -1]  # (N, L - start, H): position t - 1 predicts token t
+        targets = input_ids[:, start:]  # (N, L - start)
+        shape = targets.shape
+        hidden, targets = self.hidden_states(input_ids, start, **inputs).flatten(0, 1), targets.flatten()
+        if chosen is not None:
+            shape, hidden, targets = chosen.shape, hidden[chosen], targets[chosen]  # (M,), (M, H), (M,)
         weight, bias = head_of(self.model)
         if self.dtype is not None:
             hidden = hidden.to(self.dtype)
             weight = rounded(weight, self.dtype)
             if bias is not None:
                 bias = rounded(bias, self.dtype)
-        targets = input_ids[:, start:]  # (N, L - start)
-        logprobs, entropy = token_logprobs(
-            hidden.flatten(0, 1),  # (N (L - start), H)
-            weight,
-            targets.flatten(),
-            bias=bias,
-            **self.options,
-        )
-        return logprobs.view(targets.shape), entropy.view(targets.shape)
+        logprobs, entropy = token_logprobs(hidden, weight, targets, bias=bias, **self.options)
+        return logprobs.view(shape), entropy.view(shape)
+
+    def hidden_states(self, input_ids: Tensor, start: int, **inputs: Tensor) -> Tensor:
+        """(N, L - start, H): those that predict the tokens from position `start` on. (A subclass may compute what rows
+        have in common once: runtime/shared_prompts.py.)"""
+        body = self.model.base_model(input_ids=input_ids, use_cache=False, **inputs)
+        return body.last_hidden_state[:, start - 1 : -1]  # position t - 1 predicts token t
 
 
 # The concept ends here. Below: the same result in little memory. Chunks of C tokens go one after the other through one

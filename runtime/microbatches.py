@@ -18,8 +18,8 @@ What it must get right:
   Prompts of several lengths are shared up to the end of the shortest of their microbatch, and the rest of the others
   stands in the lines. So all lines begin at one position, and need no mask but the causal one.
 
-Symbols: N rows (rollouts), T completion positions, L positions of a line, U prompts that are shared up to position P,
-M tokens that train.
+Symbols: N rows (rollouts), T completion positions, L tokens of a line, U prompts that are shared up to position P, M
+tokens that train.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-# Sharing must leave fewer than this share of the positions: it costs a second pass, and a mask that the fastest
-# attention on a GPU does without.
+# Of the positions of whole rows, sharing must leave fewer than this part: it costs a second pass, and a mask that the
+# fastest attention on a GPU does without.
 WORTHWHILE = 0.9
 
 
@@ -49,17 +49,22 @@ class TokenRow:
 
 @dataclass
 class Microbatch:
-    """The input of one forward pass, or of two: of what rows share, and of the rest."""
+    """The input of one forward pass, or of two: of what rows share, and of the rest. Example: `make_microbatch`."""
 
     rows: list[int]  # N, which rows of the batch the (N, T) outputs belong to; no tensor, so that no device is asked
     tokens: int  # positions of the pass, without padding
     prompts: Tensor  # (U, P) the beginnings that rows share; P = 0 if they share none
     prompt_of: Tensor  # (N,) index into them
-    input_ids: Tensor  # (N, L) the lines: each row from position P on
-    read: Tensor  # (M,) index into the U * P + N * L positions: the one before each token that trains
-    write: Tensor  # (M,) index into the N * T places of the output
-    targets: Tensor  # (M,) ids of the tokens that train
+    lines: Tensor  # (N, L) each row from position P on
+    start: int  # the first token of a line that is predicted: 0 behind a prompt, 1 in a whole row
+    trained: Tensor  # (M,) the tokens that train, counted through lines[:, start:]
+    outputs: Tensor  # (M,) the same tokens, counted through the (N, T) outputs
     width: int  # T
+
+    def by_completion(self, values: Tensor) -> Tensor:
+        """(N, T): `values` (M,) at the tokens that train, 0 elsewhere."""
+        shape = len(self.rows), self.width
+        return values.new_zeros(shape).flatten().scatter(0, self.outputs, values).view(shape)
 
     def to(self, device: torch.device) -> Microbatch:
         """A copy on `device`."""
@@ -81,13 +86,13 @@ def split_rows(sizes: Sequence[RowSize], ranks: int) -> list[list[int]]:
     """The rows of each rank, sorted by prompt, so that few prompts are on two ranks. All ranks have about as many
     positions of their own rows."""
     own = [length - shareable + 1 for _, shareable, length in sizes]
-    shares: list[list[int]] = [[] for _ in range(ranks)]
+    rows_of: list[list[int]] = [[] for _ in range(ranks)]
     done = 0
     for row in sorted(range(len(sizes)), key=lambda row: sizes[row][0]):
         middle = done + own[row] / 2
-        shares[int(ranks * middle / sum(own))].append(row)
+        rows_of[int(ranks * middle / sum(own))].append(row)
         done += own[row]
-    return shares
+    return rows_of
 
 
 def cut_rows(sizes: Sequence[RowSize], rows: Sequence[int], tokens: float) -> list[list[int]]:
@@ -110,49 +115,81 @@ def cut_rows(sizes: Sequence[RowSize], rows: Sequence[int], tokens: float) -> li
 def lay_out(
     batch: Sequence[TokenRow], tokens: float, ranks: int = 1, share: bool = False
 ) -> tuple[bool, list[list[list[int]]]]:
-    """Whether rows share their prompts, and the rows of each microbatch of each rank. Rows sorted by length need little
-    padding; rows sorted by prompt share most. So with `share` they are sorted by length among 1, 2, 4, ... prompts, and
-    the layout with the fewest positions is taken: or that of whole rows, if it is nearly as small."""
+    """Whether rows share their prompts, and the rows of each microbatch of each rank.
 
-    def layout(sizes: list[RowSize], power: int) -> tuple[int, list[list[list[int]]]]:
+    Rows sorted by length need little padding; rows sorted by prompt share most. So with `share` prompts are put
+    together in blocks of 1, of 2, of 4, ..., rows are sorted by length within each block, and the layout with the
+    fewest positions is taken: or that of whole rows, if it is nearly as small."""
+
+    def layout(sizes: list[RowSize], block: int) -> tuple[int, list[list[list[int]]]]:
+        """(positions, rows of each microbatch of each rank)."""
+
         def order(row: int) -> tuple[int, int]:
-            return sizes[row][0] >> power, -sizes[row][2]
+            prompt, _, length = sizes[row]
+            return prompt // block, -length
 
         cuts = [cut_rows(sizes, sorted(rows, key=order), tokens) for rows in split_rows(sizes, ranks)]
         return sum(positions([sizes[row] for row in piece]) for cut in cuts for piece in cut), cuts
 
-    size, whole = layout([(0, 0, len(row)) for row in batch], 0)
+    size, whole = layout([(0, 0, len(row)) for row in batch], block=1)
     if not share:
         return False, whole
     prompts = sorted({tuple(row.prompt_ids) for row in batch}, key=lambda prompt: (len(prompt), prompt))
-    number = {prompt: n for n, prompt in enumerate(prompts)}
-    sizes = [(number[tuple(row.prompt_ids)], len(row.prompt_ids), len(row) - 1) for row in batch]
-    smaller, shared = min(layout(sizes, power) for power in range((len(prompts) - 1).bit_length() + 1))
-    return (True, shared) if smaller < WORTHWHILE * size else (False, whole)
+    number_of = {prompt: number for number, prompt in enumerate(prompts)}
+    # The last token of a row predicts none.
+    sizes = [(number_of[tuple(row.prompt_ids)], len(row.prompt_ids), len(row) - 1) for row in batch]
+    blocks = [1]
+    while blocks[-1] < len(prompts):
+        blocks.append(2 * blocks[-1])
+    smallest, shared = min(layout(sizes, block) for block in blocks)
+    return (True, shared) if smallest < WORTHWHILE * size else (False, whole)
 
 
 def make_microbatch(batch: Sequence[TokenRow], rows: Sequence[int], width: int, shared: bool = False) -> Microbatch:
-    """The microbatch of these rows of the batch; without rows, an empty one that still runs forward and backward."""
-    start = min((len(batch[i].prompt_ids) for i in rows), default=1) if shared else 0  # P
-    number: dict[tuple[int, ...], int] = {}  # of each prompt
-    prompt_of = torch.tensor([number.setdefault(tuple(batch[i].prompt_ids), len(number)) for i in rows] or [0])  # (N,)
-    prompts = torch.tensor([prompt[:start] for prompt in number] or [(0,) * start], dtype=torch.long)  # (U, P)
-    lines = [[*batch[i].prompt_ids, *batch[i].completion_ids][start : len(batch[i]) - shared] for i in rows]
-    longest = max([1, *map(len, lines)])  # L
-    input_ids = torch.zeros(max(1, len(rows)), longest, dtype=torch.long)  # (N, L)
-    completions = torch.zeros(len(rows), width, dtype=torch.long)  # (N, T)
-    mask = torch.zeros(len(rows), width, dtype=torch.bool)  # (N, T)
-    for n, i in enumerate(rows):
-        input_ids[n, : len(lines[n])] = torch.tensor(lines[n])
-        completions[n, : len(batch[i].completion_ids)] = torch.tensor(batch[i].completion_ids)
-        mask[n, : len(batch[i].mask)] = torch.tensor(batch[i].mask)
-    n, t = mask.nonzero(as_tuple=True)  # (M,), (M,)
-    lengths = torch.tensor([len(batch[i].prompt_ids) for i in rows], dtype=torch.long)  # (N,)
-    place = lengths[n] - start + t - 1  # (M,) in the line: the position before token t predicts it
-    end = prompt_of[n] * start + start - 1  # (M,) of what the line shares, which predicts the line's first token
-    read = torch.where(place < 0, end, prompts.numel() + n * longest + place)  # (M,)
-    write, tokens = n * width + t, len(number) * start + sum(map(len, lines))
-    return Microbatch(list(rows), tokens, prompts, prompt_of, input_ids, read, write, completions[mask], width)
+    """The microbatch of these rows of the batch; without rows, an empty one that still runs forward and backward.
+
+    Three rows, of which all completion tokens but the 9 train, with T = 2:
+
+    >>> batch = [TokenRow([5, 6], [7, 8], [1, 1]), TokenRow([5, 6], [9], [0]), TokenRow([1, 2, 3], [4], [1])]
+    >>> part = make_microbatch(batch, [0, 1, 2], width=2, shared=True)
+    >>> part.prompts.tolist(), part.prompt_of.tolist()  # up to P = 2, where the shortest prompt ends
+    ([[5, 6], [1, 2]], [0, 0, 1])
+    >>> part.lines.tolist()  # the rest of each row: of the third one its prompt's 3, too
+    [[7, 8], [9, 0], [3, 4]]
+    >>> part.trained.tolist(), part.outputs.tolist()  # 7, 8 and 4: in the lines, and in the outputs 7 8 | 9 . | 4 .
+    ([0, 1, 5], [0, 1, 4])
+    """
+    shared_until = min((len(batch[i].prompt_ids) for i in rows), default=1) if shared else 0  # P
+    number_of: dict[tuple[int, ...], int] = {}  # prompt -> its index among those that differ
+    prompt_of = [number_of.setdefault(tuple(batch[i].prompt_ids), len(number_of)) for i in rows]
+    lines = [[*batch[i].prompt_ids, *batch[i].completion_ids][shared_until:] for i in rows]
+    trains = [[0] * (len(batch[i].prompt_ids) - shared_until) + list(batch[i].mask) for i in rows]  # as in the lines
+    longest = max([2, *map(len, lines)])  # L
+    start = 0 if shared else 1
+    return Microbatch(
+        rows=list(rows),
+        tokens=len(number_of) * shared_until + sum(map(len, lines)) - shared * len(lines),
+        prompts=padded([prompt[:shared_until] for prompt in number_of], shared_until),
+        prompt_of=torch.tensor(prompt_of or [0]),
+        lines=padded(lines, longest),
+        start=start,
+        trained=ones_in(padded(trains, longest)[:, start:]),
+        outputs=ones_in(padded([batch[i].mask for i in rows], width)),
+        width=width,
+    )
+
+
+def padded(rows: Sequence[Sequence[int]], width: int) -> Tensor:
+    """(N, width) with zeros on the right; one row of zeros if there are none."""
+    result = torch.zeros(max(1, len(rows)), width, dtype=torch.long)
+    for line, row in zip(result, rows, strict=False):
+        line[: len(row)] = torch.tensor(row)
+    return result
+
+
+def ones_in(mask: Tensor) -> Tensor:
+    """Where it is 1, counted row by row."""
+    return mask.flatten().nonzero()[:, 0]
 
 
 def microbatches(

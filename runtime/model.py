@@ -1,30 +1,21 @@
-"""The trainer's model: which ones can be trained, and log-probs of sampled completions in microbatches.
-
-It joins a Hugging Face causal LM to the concept files. What it must get right:
-
-- Position t predicts token t + 1, so a completion's log-probs are read from the positions before its tokens.
-- Under causal attention no token sees the padding on the right of its line, so no attention mask is needed.
-- The head is multiplied as the generator multiplies it (`fp32_head`): in the dtype of both sides, an FP32 product.
-
-M tokens that train, H hidden size, V vocabulary; N, T, L, U, P: of `Microbatch`.
-"""
+"""The trainer's model: which ones can be trained, and how many parameters count."""
 
 from __future__ import annotations
 
 from functools import partial
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 from torch.utils.checkpoint import checkpoint
 
-from fp32_head import head_of, token_logprobs
+from fp32_head import head_of
 from runtime.flags import DAMAGED, Flags, UsageError, reason_of
-from runtime.microbatches import Microbatch
+from runtime.shared_prompts import MicrobatchScorer
 
 if TYPE_CHECKING:  # their imports take seconds
     from transformers import PretrainedConfig, PreTrainedModel
@@ -34,6 +25,21 @@ UNREADABLE = (*DAMAGED, UnpicklingError, SafetensorError, StrictDataclassError, 
 
 
 # ------------------------------------------------------------------------------------------ which models can be trained
+
+
+def load_policy(flags: Flags, folder: str) -> MicrobatchScorer:
+    """The causal LM to train, as a `Scorer` that DDP or FSDP can wrap. Raises UsageError."""
+    model = load_model(flags, folder)
+    entropy_grad = flags.entropy_coef != 0
+    policy = MicrobatchScorer(model, temperature=flags.temperature, fp32=flags.fp32_head, entropy_grad=entropy_grad)
+    policy._no_split_modules = layers_of(model)
+    return policy
+
+
+def layers_of(model: nn.Module) -> list[str]:
+    """The kinds of layers that FSDP shards one by one. A model may also name layers that it does not have."""
+    names = getattr(model, "_no_split_modules", None) or ()
+    return sorted({type(module).__name__ for module in model.modules()} & set(names))
 
 
 def load_model(flags: Flags, folder: str) -> PreTrainedModel:
@@ -112,51 +118,3 @@ def active_parameters(model: PreTrainedModel) -> int:
         elif parameter is not embedding:
             total += parameter.numel()
     return total
-
-
-# --------------------------------------------------------------------------------------------------------- forward pass
-
-
-class Policy(nn.Module):
-    """A causal LM that returns the log-probs of the tokens that train, computed in the dtype of its parameters: that of
-    the generator, if the two are to agree. fp32_head: False multiplies the head in the parameters' dtype, for the
-    ablation. temperature, entropy_grad: of `fp32_head.token_logprobs`."""
-
-    def __init__(
-        self, model: PreTrainedModel, *, fp32_head: bool = True, temperature: float = 1.0, entropy_grad: bool = False
-    ):
-        super().__init__()
-        self.model = model
-        # FSDP shards layer by layer. A model may also name layers that it does not have.
-        names = getattr(model, "_no_split_modules", None) or ()
-        self._no_split_modules = sorted({type(module).__name__ for module in model.modules()} & set(names))
-        self._head = partial(token_logprobs, temperature=temperature, fp32=fp32_head, entropy_grad=entropy_grad)
-
-    def forward(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
-        """(log-probs (N, T), entropy (N, T)), both 0 where no token trains."""
-        from runtime import shared_prompts  # with transformers, whose import takes seconds
-
-        start = microbatch.prompts.shape[1]  # P
-        if start:
-            cache = shared_prompts.new_cache()
-            passes = [self._body(microbatch.prompts, 0, past_key_values=cache, use_cache=True)]  # (U P, H)
-            cache = shared_prompts.beside(cache, microbatch.prompt_of)
-            passes.append(self._body(microbatch.input_ids, start, past_key_values=cache, use_cache=True))  # (N L, H)
-        else:
-            passes = [self._body(microbatch.input_ids, 0, use_cache=False)]
-        hidden = torch.cat(passes)[microbatch.read]  # (M, H)
-        weight, bias = head_of(self.model)  # (V, H), (V,)
-        logprobs, entropy = self._head(hidden, weight, microbatch.targets, bias=bias)  # (M,), (M,)
-        shape = len(microbatch.rows), microbatch.width
-        # The zero ties an empty microbatch to the parameters, so that its backward pass runs.
-        zeros = logprobs.new_zeros(shape) + hidden.sum() * 0
-
-        def pad(values: Tensor) -> Tensor:
-            return zeros.flatten().scatter(0, microbatch.write, values).view(shape)
-
-        return pad(logprobs), pad(entropy)
-
-    def _body(self, ids: Tensor, start: int, **options: Any) -> Tensor:
-        """Hidden states of `ids` (N, L), which begin at position `start`: (N L, H)."""
-        positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand_as(ids)
-        return self.model.base_model(input_ids=ids, position_ids=positions, **options).last_hidden_state.flatten(0, 1)

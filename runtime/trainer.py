@@ -1,6 +1,6 @@
 """The trainer: from a batch of rollouts to a step of AdamW, the same on one process and on many.
 
-It joins the policy (model.py), the losses (losses.py) and accelerate. What it must get right:
+It joins the policy (fp32_head's `Scorer`), the losses (losses.py) and accelerate. What it must get right:
 
 - The weight of each token is fixed over the whole batch before the first microbatch, so microbatches and ranks only add
   up. Data parallelism averages gradients, hence the factor `ranks` on the loss.
@@ -26,7 +26,8 @@ from torch import Tensor, nn
 import losses
 from runtime.flags import Flags, own_code
 from runtime.microbatches import Microbatch, TokenRow, microbatches
-from runtime.model import Policy, active_parameters, load_model
+from runtime.model import active_parameters, load_policy
+from runtime.shared_prompts import MicrobatchScorer, score, why_not
 from runtime.weights import CheckpointTensors, whole
 
 if TYPE_CHECKING:  # its import takes seconds
@@ -60,20 +61,18 @@ class Trainer:
     a rounded copy of them (`LowPrecisionCopy`)."""
 
     def __init__(self, flags: Flags, accelerator: Accelerator, model_folder: str):
-        from runtime.shared_prompts import why_not  # with transformers, whose import takes seconds
-
         self.flags = flags
         self.accelerator = accelerator
         self.dtype: torch.dtype = getattr(torch, flags.dtype)
-        policy = self._load_policy(model_folder)
+        policy = load_policy(flags, model_folder)
         reason = why_not(policy)
         self.can_share, self.note = not reason, ""
         if flags.share_prompts and reason:
             flags.share_prompts = False
             self.note = f"--share_prompts false, as {type(policy.model).__name__} cannot: {reason}"
-        self.reference: Policy | None = None  # the initial model, for the KL penalty
+        self.reference: MicrobatchScorer | None = None  # the initial model, for the KL penalty
         if flags.kl_coef:
-            reference = round_parameters(self._load_policy(model_folder), self.dtype)
+            reference = round_parameters(load_policy(flags, model_folder), self.dtype)
             self.reference = reference.requires_grad_(False).to(accelerator.device)
         optimizer = torch.optim.AdamW(policy.parameters(), lr=flags.lr, **ADAMW, fused=True)
         self.low_precision: LowPrecisionCopy | None = None
@@ -94,12 +93,6 @@ class Trainer:
         self.weights = CheckpointTensors(self.model, self.dtype)  # for the generator
         self.parameters_in_flops = active_parameters(self.model)
 
-    def _load_policy(self, folder: str) -> Policy:
-        flags = self.flags
-        model = load_model(flags, folder)
-        entropy_grad = flags.entropy_coef != 0
-        return Policy(model, fp32_head=flags.fp32_head, temperature=flags.temperature, entropy_grad=entropy_grad)
-
     def _microbatches(self, rows: list[TokenRow]) -> list[Microbatch]:
         here = self.accelerator
         tokens, share = self.flags.tokens_per_microbatch, self.flags.share_prompts and self.can_share
@@ -111,7 +104,7 @@ class Trainer:
         """(N, T) log-probs of all rows under the policy as it is now, on the CPU; 0 where no token trains."""
         logprobs = torch.zeros(len(rows), max(len(row.completion_ids) for row in rows), device=self.accelerator.device)
         for microbatch in self._microbatches(rows):
-            logprobs[microbatch.rows] = self.policy(microbatch)[0]
+            logprobs[microbatch.rows] = score(self.policy, microbatch)[0]
         shard_again(self.policy)
         return self.accelerator.reduce(logprobs).cpu()  # each rank filled in its own rows
 
@@ -151,11 +144,11 @@ class Trainer:
         if batch.old_logprobs is not None:
             options["old_logprobs"] = part(batch.old_logprobs)
         mask = part(batch.mask)  # (n, T)
-        logprobs, entropy = self.policy(microbatch)  # (n, T)
+        logprobs, entropy = score(self.policy, microbatch)  # (n, T)
         rows = logprobs, part(batch.behaviour_logprobs), part(batch.advantages), mask
         token_loss, metrics = self.policy_loss(*rows, **options)  # (n, T)
         if self.reference is not None:
-            kl = losses.kl_penalty(logprobs, self.reference(microbatch)[0], mask)  # k3
+            kl = losses.kl_penalty(logprobs, score(self.reference, microbatch)[0], mask)  # k3
             token_loss = token_loss + flags.kl_coef * kl
             metrics["kl_sum"] = kl.detach().sum()
         token_loss = token_loss - flags.entropy_coef * entropy
@@ -205,7 +198,7 @@ class LowPrecisionCopy:
     the small ones. So `policy`, a copy of the masters in `dtype`, computes; each of its gradients is added to its
     master's in FP32; and after a step, or when a checkpoint is loaded, the copy takes the rounded masters again."""
 
-    def __init__(self, masters: Policy, dtype: torch.dtype):
+    def __init__(self, masters: MicrobatchScorer, dtype: torch.dtype):
         self.policy = round_parameters(copy.deepcopy(masters), dtype)
         self.masters = list(masters.parameters())
         for parameter, master in zip(self.policy.parameters(), self.masters, strict=True):
@@ -235,7 +228,7 @@ def move_gradient(parameter: Tensor, master: Tensor) -> None:
         master.grad += gradient
 
 
-def round_parameters(policy: Policy, dtype: torch.dtype) -> Policy:
+def round_parameters(policy: MicrobatchScorer, dtype: torch.dtype) -> MicrobatchScorer:
     """The same policy with its parameters in `dtype`. Not `policy.to`, which would round rotary frequencies, too."""
     for parameter in policy.parameters():
         parameter.data = parameter.data.to(dtype)

@@ -7,30 +7,29 @@ from runtime.microbatches import TokenRow, cut_rows, lay_out, make_microbatch, m
 
 
 def test_padded_microbatch_by_hand():
-    """Rows 2 and 0: [5 6 | 7 8 9] and [1 | 2 3], the 8 forced. The longest has 5 positions. Token 7, at position 2, is
-    read at 1, token 9, at 4, at 3; in the second row, which begins at 5, tokens 2 and 3 at 5 and 6."""
+    """Rows 2 and 0: [5 6 | 7 8 9] and [1 | 2 3], the 8 forced. Nothing predicts the first token of a line, so four tokens
+    of each count: 6 7 8 9, of which the 7 and the 9 train, and 2 3 and padding."""
     batch = [TokenRow([1], [2, 3], [1, 1]), TokenRow([9], [9], [1]), TokenRow([5, 6], [7, 8, 9], [1, 0, 1])]
     part = make_microbatch(batch, [2, 0], width=4)
     assert (part.rows, part.width) == ([2, 0], 4)
-    assert part.input_ids.tolist() == [[5, 6, 7, 8, 9], [1, 2, 3, 0, 0]]
+    assert part.lines.tolist() == [[5, 6, 7, 8, 9], [1, 2, 3, 0, 0]]
     assert part.prompts.numel() == 0
-    assert part.read.tolist() == [1, 3, 5, 6]
-    assert part.write.tolist() == [0, 2, 4, 5]  # (row 0, t 0), (0, 2), (1, 0), (1, 1) of 2 x 4
-    assert part.targets.tolist() == [7, 9, 2, 3]
+    assert part.start == 1 and part.trained.tolist() == [1, 3, 4, 5]
+    assert part.outputs.tolist() == [0, 2, 4, 5]  # (row 0, t 0), (0, 2), (1, 0), (1, 1) of 2 x 4
+    assert part.by_completion(torch.tensor([7, 9, 2, 3])).tolist() == [[7, 0, 9, 0], [2, 3, 0, 0]]
     moved = part.to(torch.device("meta"))
     assert {x.device.type for x in vars(moved).values() if isinstance(x, torch.Tensor)} == {"meta"}
 
 
 def test_shared_microbatch_by_hand():
     """[5 6 | 7 8], [5 6 | 9] and [1 2 3 | 4] share up to position 2. Of the first prompt nothing is left, of the other
-    the 3; last tokens are not computed. So the lines are [7], nothing and [3], after 2 x 2 positions of prompts. Tokens
-    7 and 9 are read at the end of their prompt, 1; the 8 at the first line, 4; and the 4 after the 3, at 6."""
+    the 3. The end of its prompt predicts the first token of each line: all six tokens of the lines count."""
     batch = [TokenRow([5, 6], [7, 8], [1, 1]), TokenRow([5, 6], [9], [1]), TokenRow([1, 2, 3], [4], [1])]
     part = make_microbatch(batch, [0, 1, 2], width=2, shared=True)
     assert part.prompts.tolist() == [[5, 6], [1, 2]] and part.prompt_of.tolist() == [0, 0, 1]
-    assert part.input_ids.tolist() == [[7], [0], [3]]
-    assert part.read.tolist() == [1, 4, 1, 6]
-    assert part.targets.tolist() == [7, 8, 9, 4] and part.write.tolist() == [0, 1, 2, 4]
+    assert part.lines.tolist() == [[7, 8], [9, 0], [3, 4]]
+    assert part.start == 0 and part.trained.tolist() == [0, 1, 2, 5] and part.outputs.tolist() == [0, 1, 2, 4]
+    assert part.tokens == 2 * 2 + 2  # a last token predicts none, and is not computed
 
 
 def test_cutting_by_hand():
@@ -68,4 +67,4 @@ def test_sharing_where_it_saves_a_tenth(completion, shared, positions):
     more than nine tenths. Without `share` rows are whole."""
     assert lay_out(picture(completion), 1000, share=True)[0] == shared and not lay_out(picture(completion), 1000)[0]
     [part] = microbatches(picture(completion), 1000, share=True)
-    assert part.tokens == part.prompts.numel() + part.input_ids.numel() == positions
+    assert part.tokens == part.prompts.numel() + part.lines[:, shared:].numel() == positions

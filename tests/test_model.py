@@ -1,4 +1,4 @@
-"""runtime/model.py: log-probs and gradients against one row at a time.
+"""fp32_head's `Scorer` over microbatches: log-probs and gradients against one row at a time.
 
 The oracle is Hugging Face's own forward pass with full logits, one unpadded row after the other. Models are random and
 tiny, in float64; transformers' eager softmax is float32 even there, which makes differences of 1e-7.
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from runtime.microbatches import TokenRow, make_microbatch, microbatches
-from runtime.model import Policy
+from runtime.shared_prompts import MicrobatchScorer, score
 
 VOCABULARY = 23
 
@@ -81,7 +81,7 @@ def gradient(model) -> torch.Tensor:
 @pytest.mark.parametrize(("kind", "tied", "attention"), [("qwen3", True, "sdpa"), ("llama", False, "eager")])
 def test_logprobs_are_those_of_one_row_at_a_time(kind, tied, attention, temperature):
     """Shifted by one, at the sampling temperature, 0 on forced tokens and padding."""
-    net = Policy(tiny_model(kind, tied, attention), temperature=temperature)
+    net = MicrobatchScorer(tiny_model(kind, tied, attention), temperature=temperature)
     rows = uneven_batch()
     mask = padded([row.mask for row in rows])
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_logprobs_are_those_of_one_row_at_a_time(kind, tied, attention, temperat
         for tokens in (1, 50, 10**6):
             logprobs, entropy = torch.zeros_like(mask), torch.zeros_like(mask)
             for part in microbatches(rows, tokens):
-                logprobs[part.rows], entropy[part.rows] = net(part)
+                logprobs[part.rows], entropy[part.rows] = score(net, part)
             torch.testing.assert_close(logprobs, expected[0], atol=1e-5, rtol=0)
             torch.testing.assert_close(entropy, expected[1], atol=1e-5, rtol=0)
             assert not logprobs[mask == 0].any()
@@ -102,7 +102,7 @@ def test_logprobs_are_those_of_one_row_at_a_time(kind, tied, attention, temperat
 def test_an_empty_microbatch_runs_backward(tied, dtype):
     """No rows: outputs (0, T), a loss of 0, and a gradient, all 0, on every parameter, as data parallelism expects."""
     model = tiny_model(tied=tied, dtype=dtype)
-    logprobs, entropy = Policy(model)(make_microbatch([], [], width=5))
+    logprobs, entropy = score(MicrobatchScorer(model), make_microbatch([], [], width=5))
     assert logprobs.shape == entropy.shape == (0, 5)
     loss = (torch.zeros(0, 5) * logprobs).sum()
     assert loss.item() == 0

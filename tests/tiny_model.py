@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from pipeline_rl import Rollout
 from runtime import microbatches as layouts
-from runtime import model as policies
+from runtime.shared_prompts import MicrobatchScorer, score
 from runtime.trainer import round_parameters
 
 VOCABULARY, STOP, END_OF_THINKING = 64, 1, 7
@@ -61,13 +61,13 @@ class TinyModel:
         """|log-prob of the trainer - the generator's| of each token that trains, one flat tensor; `dtype` is that of the
         trainer's parameters."""
         dtype = options.pop("dtype", torch.float32)
-        trainer = round_parameters(policies.Policy(copy.deepcopy(self.load(weights)), **options), dtype)
+        trainer = round_parameters(MicrobatchScorer(copy.deepcopy(self.load(weights)), **options), dtype)
         rows = [
             layouts.TokenRow(p.prompt_ids, r.completion_ids, r.mask) for p, r in zip(prompts, rollouts, strict=True)
         ]
         width = max(len(rollout.mask) for rollout in rollouts)
         with torch.no_grad():
-            logprobs, _ = trainer(layouts.make_microbatch(rows, range(len(rows)), width))  # (N, T)
+            logprobs, _ = score(trainer, layouts.make_microbatch(rows, range(len(rows)), width))  # (N, T)
         gaps = []
         for own, rollout in zip(logprobs, rollouts, strict=True):
             gap = own[: len(rollout.mask)] - torch.tensor(rollout.logprobs)

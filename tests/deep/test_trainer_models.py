@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM
 from runtime.flags import Flags, UsageError
 from runtime.microbatches import TokenRow
 from runtime.parts import check_model, check_saving
+from runtime.shared_prompts import score
 from runtime.trainer import Trainer
 from tasks.arithmetic import ChainTask
 
@@ -203,7 +204,9 @@ def test_gradient_checkpointing_keeps_the_layers_inputs_only(dtype, tmp_path):
         trainer = trainer_of(folder, gradient_checkpointing=switch, dtype=dtype)
         [part] = trainer._microbatches(rows)
         outputs = []
-        sizes.append(saved_bytes(trainer.policy.model, lambda t=trainer, p=part, o=outputs: o.append(t.policy(p)[0])))
+        sizes.append(
+            saved_bytes(trainer.policy.model, lambda t=trainer, p=part, o=outputs: o.append(score(t.policy, p)[0]))
+        )
         outputs[0].sum().backward()
         gradients.append(gradient_of(trainer))
     assert sizes[1] < sizes[0] / 4
@@ -217,9 +220,9 @@ def test_gradient_checkpointing_switches_no_dropout_on(kind, tmp_path):
     folder = saved_model(kind, tmp_path, **more, attention_dropout=0.5, dropout=0.5)
     plain, checkpointed = (trainer_of(folder, gradient_checkpointing=switch) for switch in (False, True))
     [part] = plain._microbatches(hand_batch().rows)
-    expected = plain.policy(part)[0]
+    expected = score(plain.policy, part)[0]
     for _ in range(2):
-        assert torch.equal(checkpointed.policy(part)[0], expected)
+        assert torch.equal(score(checkpointed.policy, part)[0], expected)
 
 
 def test_gradient_checkpointing_of_a_model_without_such_layers_is_refused(tmp_path):
