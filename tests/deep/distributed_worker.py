@@ -72,8 +72,6 @@ def recorded(step, rows):
 def steps(out, rows, *argv):
     """Writes the weights after STEPS steps, and scores, loss and norm of the last one. Then a checkpoint is loaded:
     it has these weights, and the next step from it is the same, bit for bit."""
-    from runtime.run import load_tensors
-
     trainer, accelerator = new_trainer(argv)
     assert accelerator.num_processes == int(os.environ.get("WORLD_SIZE", 1))
     sharded = any(isinstance(parameter, DTensor) for parameter in trainer.model.parameters())
@@ -101,7 +99,7 @@ def steps(out, rows, *argv):
     accelerator.wait_for_everyone()
     step(STEPS)
     further = weights()
-    load_tensors(accelerator, Path(f"{out}-checkpoint"))
+    accelerator.load_state(f"{out}-checkpoint")
     assert equal(weights(), trained) and not equal(trained, further)
     step(STEPS)
     assert equal(weights(), further)

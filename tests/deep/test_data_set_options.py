@@ -175,7 +175,7 @@ def test_a_run_with_an_evaluation_set(monkeypatch, tmp_path, model, capsys):
     trained = {key for record in Folder(run).read("metrics.jsonl") if "step" in record for key, *_ in record["groups"]}
     again = write_rows(tmp_path / "again.jsonl", [row for row in rows if stable_key(row["prompt"]) in trained][:1])
     assert train.main(["--resume", str(run), "--max_steps", "5", "--eval_dataset", f"again={again}"]) == 2
-    assert "no --eval_dataset that has prompts of it" in capsys.readouterr().err
+    assert "does not fit this run" in capsys.readouterr().err
 
 
 LONG = {"data": "long.jsonl", "held_out": 1, "max_prompt_tokens": 100}

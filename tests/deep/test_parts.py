@@ -10,16 +10,13 @@ from types import SimpleNamespace
 import accelerate
 import pytest
 import torch
-from recorded import go
-from test_faults import alive, family, wait_for_end
+from processes import alive, family, wait_for_end
 
 import train
-from lab import warm_start
-from runtime import folder as run_folder
 from runtime import parts
 from runtime.flags import Flags, UsageError
 from runtime.folder import Folder
-from runtime.parts import Run, check_model, load_task, new_interruption
+from runtime.parts import Run, load_task, new_interruption
 from tasks import arithmetic
 
 OPERATIONS = Path(__file__).resolve().parents[2] / "docs/operations.md"
@@ -121,21 +118,6 @@ def test_only_rank_0_has_reward_workers_and_they_end_with_a_start_that_fails(mon
     Folder(flags.output_dir).lock()
 
 
-def test_a_folder_belongs_to_one_run_at_a_time(monkeypatch, tmp_path, model, capsys):
-    """Whoever comes second ends with one sentence before anything is written or deleted; --overwrite, too."""
-    monkeypatch.setattr(run_folder, "LOCK_PATIENCE", 0.0)
-    folder = Folder(tmp_path / "run")
-    folder.lock()
-    folder.append("metrics.jsonl", {"config": {}})
-    arguments = ["--output_dir", str(folder.path), "--model", model, "--engine", "torch", "--overwrite", "true"]
-    assert train.main(arguments) == 2
-    assert capsys.readouterr().err == f"train.py: another run uses the folder {folder.path}; wait for its end.\n"
-    assert {path.name for path in folder.path.iterdir()} == {"metrics.jsonl", "lock"}
-    folder.unlock()
-    assert not (folder.path / "lock").exists()
-    Folder(folder.path).lock()
-
-
 @pytest.mark.parametrize(("threads", "count"), [("", 1), ("0", 1), ("3,2", 3), ("2", 2), ("many", 1)])
 def test_any_number_of_threads_in_the_environment_starts(monkeypatch, threads, count):
     counts = []
@@ -146,57 +128,15 @@ def test_any_number_of_threads_in_the_environment_starts(monkeypatch, threads, c
     assert counts == [count]
 
 
-@pytest.mark.parametrize("control", ["interruption", "none"])
-def test_budget_beyond_the_context_is_refused(monkeypatch, tmp_path, model, control):
-    """256 positions do not hold 300 thinking tokens."""
-    with pytest.raises(UsageError, match="--max_budget 300: .*context has 256; lower --max_budget"):
-        go(monkeypatch, tmp_path / "run", model, "--max_budget", "300", "--length_control", control)
-
-
-def test_model_of_another_vocabulary_and_without_an_end_of_thinking():
-    """What the tokenizer has beyond the ids that a run uses needs no row: Gemma 3 has such a token."""
-    config = SimpleNamespace(max_position_embeddings=256)
-    config.get_text_config = lambda: config
-    task = arithmetic.ChainTask(pool_size=8, held_out_size=8)
-    task.tokenizer.add_tokens(["<beyond>", "<further>"])
-    largest = max(i for problem in [*task.train, *task.held_out] for i in problem.prompt_ids)
-    largest = max(largest, *task.stop_ids, *task.phrase_ids, *task.end_of_thinking_ids)
-
-    def model(rows):
-        return SimpleNamespace(config=config, get_input_embeddings=lambda: torch.nn.Embedding(rows, 1))
-
-    with pytest.raises(UsageError, match=f"--model has embeddings of {largest} tokens, .* have token {largest}; give"):
-        check_model(Flags(), model(largest), task, 30)
-    check_model(Flags(), model(largest + 1), task, 30)
-    task.end_of_thinking_ids = ()
-    with pytest.raises(UsageError, match="--length_control interruption: end_of_thinking_ids is empty"):
-        new_interruption(Flags(), task)
-
-
 def test_the_generator_finds_the_end_of_thinking_as_the_task_does():
+    """A task that knows none cannot be interrupted."""
     task = arithmetic.ChainTask(pool_size=8, held_out_size=8)
     task.thinking_end = lambda ids: ids.index(task.end_of_thinking_ids[0]) + 1
     assert new_interruption(Flags(), task).thinking_end is task.thinking_end
+    task.end_of_thinking_ids = ()
     assert new_interruption(Flags(length_control="none"), task) is None
-
-
-def test_discover_has_one_first_model_for_all_seeds(monkeypatch, tmp_path):
-    """Graded has one for each seed."""
-    calls = []
-    monkeypatch.setattr(warm_start, "warm_start", lambda folder, **k: calls.append(k) or 1 / 0)
-    for dataset, seed in (("discover", 0), ("discover", 3), ("graded", 4)):
-        flags = Flags(output_dir=str(tmp_path), dataset=dataset, seed=seed)
-        with pytest.raises(ZeroDivisionError):
-            Run(flags)
-    seeds_and_rarities = [(call["seed"], call["settings"].demonstrations.rarity) for call in calls]
-    assert seeds_and_rarities == [(0, 50), (0, 50), (4, 1)] and calls[2]["settings"] == warm_start.WarmStart()
-    assert len(load_task(Flags(dataset="discover")).train) == 128
-
-
-@pytest.mark.parametrize("dataset", ["graded", "discover"])
-def test_more_held_out_problems_than_there_are_is_one_sentence(dataset):
-    with pytest.raises(UsageError, match="^--held_out 3000000: there are at most 100,000 problems"):
-        load_task(Flags(dataset=dataset, held_out=3_000_000))
+    with pytest.raises(UsageError, match="--length_control interruption: end_of_thinking_ids is empty"):
+        new_interruption(Flags(), task)
 
 
 def test_devices_that_cannot_work_end_the_run_before_anything_else(monkeypatch, capsys, tmp_path):

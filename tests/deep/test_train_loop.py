@@ -95,7 +95,7 @@ def test_a_batch_whose_mask_leaves_no_token_makes_no_version(run, capsys):
     assert [r["version"] for r in played.steps] == [1, 1, 1, 1, 1, 2] and len(thrown) == 4
     assert [r["updated"] for r in played.steps] == [1, 0, 0, 0, 0, 1]
     assert [r["trained_tokens"] for r in played.steps] == [5, 0, 0, 0, 0, 7]
-    assert capsys.readouterr().out.count("Warning: 3 steps in a row had no token that the mask keeps") == 1
+    assert capsys.readouterr().out.count("Warning: 3 steps in a row had nothing to train on") == 1
     assert played.steps[-1]["trained_tokens_total"] == 12 and played.steps[1]["grad_norm"] == 0
     assert played.pushes() == [("push", 3), *[("release", 3)] * 4, ("push", 3)]
 
@@ -116,18 +116,6 @@ def test_gradients_that_stay_bad_end_the_run(run):
         run(trainer={"bad": [2, 3, 4]})
     steps = run(trainer={"bad": [1, 2, 4, 5]}).steps  # never three in a row
     assert [r["trained_tokens"] > 0 for r in steps[:6]] == [True, False, False, True, False, False]
-
-
-def test_each_further_forward_pass_is_counted(run):
-    """The KL reference, layers that are computed again, and TIS's first pass, which scores the groups with equal rewards,
-    too: here group 0."""
-    clock = run(max_steps=2, kl_coef=0.1, gradient_checkpointing=True).run.recorder.clock
-    assert clock.extra_forward_tokens == 2 * clock.forward_tokens > 0
-    played = run(some_equal(lambda n: n == 0), loss="tis", max_steps=2, share_prompts=False)
-    clock, filtered = played.run.recorder.clock, len(played.generator.taken[0].prompt_ids) + 2
-    assert clock.extra_forward_tokens == clock.forward_tokens + 2 * filtered > 0
-    shared = run(some_equal(lambda n: n == 0), loss="tis", max_steps=2).run.recorder.clock
-    assert 0 < shared.extra_forward_tokens < clock.extra_forward_tokens
 
 
 def test_what_a_phase_discarded_is_counted_at_its_first_step(run):

@@ -3,24 +3,8 @@
 import math
 
 import pytest
-from scripted import ScriptedTrainer
 
 from runtime.folder import RunFailed
-
-
-def test_the_ratio_taken_apart_at_each_step(run):
-    """Log-ratios of .1, and a mismatch that the weights checks in steps 1, 4 and 7 find to be .06, .06 and .08:
-    sqrt(.1^2 - .06^2) = .08 is left for the age, and then .06, also between the checks."""
-    mismatch = property(lambda generator: -0.06 if generator.version < 6 else -0.08)
-
-    def backward(self, batch):
-        return True, ScriptedTrainer.backward(self, batch)[1] | {"log_ratio_rms": 0.1}
-
-    played = run({"logprob": mismatch}, {"backward": backward}, dtype="bfloat16", eval_every=100)
-    steps, recorder = played.steps, played.run.recorder
-    assert [r["step"] for r in steps if "mismatch_rms" in r] == [1, 4, 7]
-    assert [r["staleness_rms"] for r in steps] == pytest.approx([0.08] * 6 + [0.06] * 2)
-    assert recorder.mismatch == pytest.approx(0.08)
 
 
 def test_probes_come_as_often_when_steps_come_in_rounds(run):
