@@ -17,10 +17,10 @@ from runtime.engine import RunEngine
 from runtime.weights import RunWeightFile
 
 
-def new_engine(tiny: TinyModel, *, channel: Any = None, **options: object) -> RunEngine:
+def new_engine(tiny: TinyModel, *, kind: Any = RunEngine, channel: Any = None, **options: object) -> RunEngine:
     """An engine of 16 slots that is not started yet."""
     defaults = {"stop_ids": [STOP], "max_model_len": 1024, "max_num_seqs": 16, "channel": channel or RunWeightFile()}
-    return RunEngine(tiny.folder, **defaults | options)
+    return kind(tiny.folder, **defaults | options)
 
 
 def new_generator(engine: Any, prompts: Iterable[Problem] = (), **options: object) -> Generator:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from runtime import inside_vllm
+from lab.fast_scheduler import FastReceiver
 
 
-class Receiver(inside_vllm.RunWeightReceiver):
+class Receiver(FastReceiver):
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         assert self.model_runner.use_async_scheduling
         super().load_tensors(tensors)

@@ -1,6 +1,5 @@
-"""runtime/inside_vllm.py by hand: what a request sampled over several steps and pauses arrives once. It needs vLLM's
-classes, but no engine; real engines use it in the other files of this folder, where versions are compared with log-probs.
-"""
+"""lab/fast_scheduler.py by hand: what a request sampled over several steps and pauses arrives once. It needs vLLM's
+classes, but no engine; real engines use it in test_fast_engine.py, where versions are compared with log-probs."""
 
 import itertools
 from types import SimpleNamespace
@@ -12,10 +11,10 @@ import torch
 
 @pytest.fixture(scope="module")
 def module():
-    """runtime/inside_vllm.py. It imports vLLM, which every test process that collects this file would wait for."""
-    from runtime import inside_vllm
+    """lab/fast_scheduler.py. It imports vLLM, which every test process that collects this file would wait for."""
+    from lab import fast_scheduler
 
-    return inside_vllm
+    return fast_scheduler
 
 
 def output(request, tokens, done=False, prefill=None):
@@ -86,7 +85,7 @@ def test_a_completion_over_two_pauses(scheduler, module):
 
 def test_another_vllm_is_refused_with_the_fix(module, monkeypatch):
     monkeypatch.setattr("vllm.__version__", "0.33.1")
-    with pytest.raises(RuntimeError, match=r"vLLM 0\.32\.x, not 0\.33\.1: .*pyproject\.toml.*scheduler_cls=null"):
+    with pytest.raises(RuntimeError, match=r"vLLM 0\.32\.x, not 0\.33\.1: .*pyproject\.toml.*--engine vllm"):
         module.WholeCompletions()
 
 
@@ -101,13 +100,15 @@ def test_another_vllm_is_refused_with_the_fix(module, monkeypatch):
 )
 def test_only_small_float32_layers_keep_their_weights(module, shape, dtype, plain):
     """One layer that vLLM repacks is enough for a model whose weights must be loaded its way."""
+    from runtime.inside_vllm import is_repacked
+
     asked = []
     layer = torch.nn.Module()
     layer.weight = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
     layer.quant_method = "unquantized"
     module.plain_if_small(lambda layer, remove_weight: asked.append(remove_weight))(layer, True)
     assert asked == ([] if plain else [True])
-    assert module.is_repacked(torch.nn.ModuleList([torch.nn.LayerNorm(4), layer])) is not plain
+    assert is_repacked(torch.nn.ModuleList([torch.nn.LayerNorm(4), layer])) is not plain
 
 
 @pytest.mark.parametrize(("aborted", "left"), [("a", {"b"}), (["a", "b"], set()), (None, set())])
@@ -120,7 +121,7 @@ def test_aborted_requests_leave_nothing_behind(scheduler, aborted, left):
 @pytest.mark.parametrize("length", [1, 4, 6])
 def test_vllm_is_asked_at_the_borders_of_blocks_only(module, length):
     """Blocks of four: for the prompt, then for the first token in a block, which needs a new one, and for the last, with
-    which the block goes into the cache. (That vLLM needs no more: log-probs and prefills in test_weights_in_flight.py.)"""
+    which the block goes into the cache. (That vLLM needs no more: log-probs and prefills in test_fast_engine.py.)"""
     asked, request = [], SimpleNamespace(num_computed_tokens=0)
     allocate = module.skip_inner_tokens(lambda one, _: asked.append(one.num_computed_tokens) or "new", "none", 4)
     blocks = [allocate(request, length)]
