@@ -15,34 +15,18 @@ from scripted import small_model
 import train
 from tasks.named import named
 
-ARGUMENTS = {
-    "loss": "logprobs, behaviour_logprobs, advantages, mask",
-    "engine": "model, stop_ids, max_model_len, flags",
-    "task": "seed, held_out",
-    "reward": "prompt, completion, answer",
-}
 MINE = """
-value = 3
-
-def one_argument(x: int) -> int:
-    return x
-
-def nothing(*arguments):
-    return None
-
 def raises(*arguments):
     raise KeyError("no such digit")
 """
-# What is named | the sentence after the flag and the name. {a}: what it is called with.
+# What is named | the sentence after the flag and the name
 WRONG = """
-nowhere:f | nowhere cannot be imported (ModuleNotFoundError: No module named 'nowhere').
-mine.deeper:f | mine.deeper cannot be imported (ModuleNotFoundError: No module named 'mine.deeper'; 'mine' is not a package).
-broken:f | broken cannot be imported (ZeroDivisionError: division by zero, {here}/broken.py:2).
-unwritten:f | unwritten cannot be imported (SyntaxError: invalid syntax (unwritten.py, line 1)).
-leaves:f | leaves cannot be imported (SystemExit: 7, {here}/leaves.py:1).
-mine:absent | {here}/mine.py has no 'absent'.
-mine:value | {here}/mine.py has 'value', which is no function.
-mine:one_argument | it is called with ({a}), and takes (x: int) -> int.
+nowhere:f | ModuleNotFoundError: No module named 'nowhere'.
+mine.deeper:f | ModuleNotFoundError: No module named 'mine.deeper'; 'mine' is not a package.
+broken:f | ZeroDivisionError: division by zero.
+unwritten:f | SyntaxError: invalid syntax (unwritten.py, line 1).
+leaves:f | SystemExit: 7.
+mine:absent | AttributeError: module 'mine' has no attribute 'absent'.
 """.strip().splitlines()
 
 
@@ -81,18 +65,16 @@ def data_set(folder) -> str:
 def test_what_cannot_be_had_is_one_sentence_and_nothing_is_written(folder, capsys, flag, row):
     name, sentence = row.split(" | ")
     engine = "" if flag == "engine" else "--engine torch "
-    expected = f"--{flag} {name}: " + sentence.format(here=folder, a=ARGUMENTS[flag])
-    assert refused(f"{engine}--{flag} {name}", capsys) == expected
+    assert refused(f"{engine}--{flag} {name}", capsys) == f"--{flag} {name}: {sentence}"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("row", WRONG, ids=lambda row: row.split(" | ")[0])
 def test_a_reward_is_looked_for_in_its_worker_and_is_the_same_sentence(folder, capsys, row):
     name, sentence = row.split(" | ")
-    expected = f"--reward {name}: " + sentence.format(here=folder, a=ARGUMENTS["reward"])
     words = data_set(folder)
     capsys.readouterr()  # the bars of writing a model
-    assert refused(words + f"--reward {name}", capsys) == expected
+    assert refused(words + f"--reward {name}", capsys) == f"--reward {name}: {sentence}"
 
 
 @pytest.mark.long
@@ -100,7 +82,8 @@ def test_a_wrong_reward_does_not_empty_the_folder_of_an_older_run(folder, capsys
     """--overwrite deletes a run only when the new one can begin."""
     words = data_set(folder) + "--reward mine:absent --overwrite"
     Path("old").mkdir()
-    Path("old/metrics.jsonl").write_text('{"config": {}}\n')
+    for name in ("metrics.jsonl", "config.json"):
+        Path("old", name).touch()
     assert train.main([*shlex.split(words), "--output_dir", "old"]) == 2
     assert "--reward mine:absent" in capsys.readouterr().err and Path("old/metrics.jsonl").exists()
 
@@ -108,18 +91,14 @@ def test_a_wrong_reward_does_not_empty_the_folder_of_an_older_run(folder, capsys
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--engine mine:nothing", "--engine mine:nothing is no class; runtime/engine.py says what one must have."),
-        ("--task mine:nothing", "--task mine:nothing returns no task of tasks/prompts.py: it has no train."),
-        ("--task mine:raises", "--task mine:raises raises KeyError: 'no such digit', {here}/mine.py:11."),
-        ("--task mine", "--task must be module:function, not mine."),
-        ("--reward mine:nothing", "--reward mine:nothing judges data sets; other tasks have `task` and `shuffled`."),
-        ("--reward mine", "--reward must be task, math, exact, shuffled or module:function, not mine."),
+        ("--task mine:raises", "--task mine:raises raises KeyError: 'no such digit'."),
+        ("--task mine", "--task must be "),
+        ("--reward mine", "--reward and --eval_dataset are for data sets;"),
         ("--task lab.tasks:rare --dataset discover", "--task lab.tasks:rare takes the place of --dataset discover;"),
     ],
 )
 def test_what_is_there_but_is_not_what_it_should_be(folder, capsys, words, sentence):
-    engine = "" if "--engine" in words else "--engine torch "
-    assert refused(engine + words, capsys).startswith(sentence.format(here=folder))
+    assert refused("--engine torch " + words, capsys).startswith(sentence)
 
 
 @pytest.mark.long
@@ -139,14 +118,5 @@ def test_a_run_with_a_loss_of_ones_own_trains(folder, loss):
 def test_a_working_directory_hides_no_installed_package(folder):
     """It is looked through last: somebody's losses.py is not the program's."""
     Path("losses.py").write_text("cispo = None\n")
-    assert named("loss", "losses:cispo", ARGUMENTS["loss"]).__module__ == "losses"
+    assert named("loss", "losses:cispo").__module__ == "losses"
     assert sys.path[-1] == str(folder)
-
-
-def test_a_loss_that_raises_is_refused_before_a_folder_is_made(folder, capsys):
-    """kl_penalty can be called with four arguments, but the third is then its mask; the other raises of itself."""
-    for name, reason in (("losses:kl_penalty", "ValueError: kl_penalty: "), ("mine:raises", "KeyError: ")):
-        assert train.main(["--loss", name, "--output_dir", "run", "--engine", "torch"]) == 2
-        [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train.py: ")]
-        assert line.startswith(f"train.py: --loss {name}, called as losses.cispo is, raised {reason}")
-        assert not Path("run").exists()
