@@ -24,9 +24,8 @@ and those weights differ from the ones that vLLM rounded to bfloat16. So the tra
 
 SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk; h hidden state, W head, b its bias, z logits.
 
-SIMPLIFIED. Each device holds the complete head. A CPU casts a bfloat16 head to FP32 in every pass; a GPU multiplies
-bfloat16 factors as they are and adds in FP32. There is no soft cap or scale on the logits (Gemma 2, Granite). H1: with
-`fp32=False` only the forward product is computed in the model's dtype.
+SIMPLIFIED. Each device holds the complete head. There is no soft cap or scale on the logits (Gemma 2, Granite). H1:
+with `fp32=False` only the forward product is computed in the model's dtype.
 
 How far the trainer's log-probs are from the engine's, in nats per token:
 
@@ -151,9 +150,8 @@ class Scorer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(logprobs, entropy), each (N, L - start), of the tokens from position `start` >= 1 of `input_ids` (N, L).
 
-        With `chosen` (M,), indices of these tokens counted row by row, each is (M,), and no other token costs a product
-        with the head. `inputs` go to the body: attention_mask, position_ids. Errors: those of `head_of` and
-        `token_logprobs`.
+        With `chosen` (M,), indices of tokens counted row by row, each is (M,): no other token costs a product with the
+        head. `inputs` go to the body: attention_mask, position_ids. Errors: of `head_of` and `token_logprobs`.
         """
         targets = input_ids[:, start:]  # (N, L - start)
         shape = targets.shape
@@ -162,32 +160,31 @@ class Scorer(nn.Module):
             shape, hidden, targets = chosen.shape, hidden[chosen], targets[chosen]  # (M,), (M, H), (M,)
         weight, bias = head_of(self.model)
         if self.dtype is not None:
-            hidden = hidden.to(self.dtype)
-            weight = rounded(weight, self.dtype)
-            if bias is not None:
-                bias = rounded(bias, self.dtype)
+            hidden, weight = hidden.to(self.dtype), rounded(weight, self.dtype)
+            bias = None if bias is None else rounded(bias, self.dtype)
         logprobs, entropy = token_logprobs(hidden, weight, targets, bias=bias, **self.options)
         return logprobs.view(shape), entropy.view(shape)
 
     def hidden_states(self, input_ids: Tensor, start: int, **inputs: Tensor) -> Tensor:
-        """(N, L - start, H): those that predict the tokens from position `start` on. (A subclass may compute what rows
-        have in common once: runtime/shared_prompts.py.)"""
+        """(N, L - start, H): those that predict the tokens from position `start` on."""
         body = self.model.base_model(input_ids=input_ids, use_cache=False, **inputs)
         return body.last_hidden_state[:, start - 1 : -1]  # position t - 1 predicts token t
 
 
-# The concept ends here. Below: the same result in little memory. Chunks of C tokens go one after the other through one
-# or two (C, V) buffers, and the backward pass computes the logits again instead of remembering them. This takes some
-# 75 lines more than `torch.utils.checkpoint` on each chunk, and makes it 2.6 times as fast (on a CPU, forward and
-# backward of 2,048 tokens at V = 50,000).
+# The concept ends here. -------------------------------------------------------------------- the same in little memory
+#
+# Chunks of C tokens go one after the other through one or two (C, V) buffers, and the backward pass computes the logits
+# again instead of remembering them. This takes some 75 lines more than `torch.utils.checkpoint` on each chunk, and
+# makes it 2.6 times as fast (on a CPU, forward and backward of 2,048 tokens at V = 50,000). A buffer has one name and
+# is overwritten in place; the comments say what it holds after each line.
 #
 # The three derivatives of the backward pass, with the incoming gradients g of a log-prob and g_entropy of an entropy:
 #
 #     d logprob / d z_j = [j = y] - p_j                  dz_j = g ([j = y] - p_j) - g_entropy p_j (log p_j + entropy)
 #     d entropy / d z_j = -p_j (log p_j + entropy)
 #     z = (W h + b) / T                                  dh = dz W / T,   dW = dz^T h / T,   db = sum dz / T
-#
-# A buffer is overwritten in place by what is needed next. Each time it gets a new name, which says what it holds now.
+
+
 class _Options(NamedTuple):
     temperature: float
     chunk_tokens: int
@@ -202,34 +199,6 @@ class _Options(NamedTuple):
     def chunks(self, hidden: Tensor) -> list[slice]:
         """The rows of each chunk; the last may have fewer."""
         return [slice(start, start + self.chunk_tokens) for start in range(0, len(hidden), self.chunk_tokens)]
-
-
-def on_tensor_cores(a: Tensor, b: Tensor) -> bool:
-    """Whether a GPU multiplies these factors as they are: the product of two bfloat16 numbers is exact in FP32, and
-    tensor cores add such products in FP32."""
-    return a.is_cuda and a.dtype == b.dtype == torch.bfloat16
-
-
-def fp32_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """The matrix product a b in FP32, or in the dtype of `out`."""
-    if on_tensor_cores(a, b):
-        return torch.mm(a, b, out_dtype=torch.float32, out=out)
-    dtype = torch.float32 if out is None else out.dtype
-    return torch.mm(a.to(dtype), b.to(dtype), out=out)
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b."""
-    if on_tensor_cores(a, b):
-        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
-    else:
-        total.addmm_(a, b)
-
-
-def _head_in(dtype: torch.dtype, hidden: Tensor, weight: Tensor) -> Tensor:
-    """The head (V, H) as a product in `dtype` takes it: a copy only if it is stored in another, and not on a GPU."""
-    as_it_is = dtype == torch.float32 and on_tensor_cores(hidden, weight)
-    return weight if as_it_is else weight.to(dtype)
 
 
 def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, options: _Options, buffer: Tensor) -> Tensor:
@@ -261,12 +230,6 @@ def _exact() -> Iterator[None]:
         cuda.fp32_precision, cpu.fp32_precision = before
 
 
-def _bfloat16_parts(dz: Tensor) -> tuple[Tensor, Tensor]:
-    """Two bfloat16 tensors whose sum is `dz` to 16 bits, so that tensor cores can multiply it; `dz` is used up."""
-    high = dz.bfloat16()
-    return high, dz.sub_(high).bfloat16()
-
-
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @_exact()
@@ -277,21 +240,20 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy = torch.empty_like(logprobs)  # (M,)
         logsumexp = torch.empty_like(logprobs)  # (M,)
         head = _head_in(options.product_dtype, hidden, weight)  # (V, H)
-        first = options.buffer(hidden, weight)  # (C, V)
-        second = options.buffer(hidden, weight)  # (C, V)
+        first, second = options.buffer(hidden, weight), options.buffer(hidden, weight)  # (C, V) each
         for rows in options.chunks(hidden):
             z = _logits(hidden[rows], head, bias, options, first)  # (C, V)
             top = z.amax(-1, keepdim=True)  # (C, 1)
-            shifted = z.sub_(top)  # (C, V), at most 0, so that exp cannot overflow
+            z.sub_(top)  # z - top: at most 0, so that exp cannot overflow
             # Not torch.log_softmax: its CPU kernel adds the V terms in a few long running sums, which costs 1e-5 in
             # FP32 at V = 152k; sum() adds in a tree.
-            e = torch.exp(shifted, out=second[: len(z)])  # (C, V)
+            e = torch.exp(z, out=second[: len(z)])  # (C, V)
             total = e.sum(-1)  # (C,)
             # log p_y = (z_y - top) - log sum_i exp(z_i - top)
-            logprobs[rows] = shifted.gather(1, targets[rows, None]).squeeze(1) - total.log()
+            logprobs[rows] = z.gather(1, targets[rows, None]).squeeze(1) - total.log()
             # entropy = -sum_j p_j log p_j = log total - sum_j e_j (z_j - top) / total, not a mean over samples
-            e_shifted = e.mul_(shifted)  # (C, V)
-            entropy[rows] = total.log() - e_shifted.sum(-1) / total
+            e.mul_(z)  # e_j (z_j - top)
+            entropy[rows] = total.log() - e.sum(-1) / total
             logsumexp[rows] = top.squeeze(1) + total.log()
         ctx.save_for_backward(hidden, weight, bias, targets, entropy, logsumexp)
         ctx.options = options
@@ -309,36 +271,76 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden, dtype=options.dtype) if needs_hidden else None  # (M, H)
         grad_weight = torch.zeros_like(weight, dtype=options.dtype) if needs_weight else None  # (V, H), the one sum
         grad_bias = torch.zeros_like(bias, dtype=options.dtype) if needs_bias else None  # (V,)
-        head = _head_in(options.dtype, hidden, weight)  # (V, H)
-        forward_head = head  # one FP32 copy of the head, not two
-        if options.product_dtype != options.dtype:
-            forward_head = _head_in(options.product_dtype, hidden, weight)
+        head = _head_in(options.dtype, hidden, weight)  # (V, H); one FP32 copy of the head, not two
+        same = options.product_dtype == options.dtype
+        forward_head = head if same else _head_in(options.product_dtype, hidden, weight)  # (V, H)
         first = options.buffer(hidden, weight)  # (C, V)
-        second = options.buffer(hidden, weight) if options.entropy_grad else first  # (C, V)
+        second = options.buffer(hidden, weight) if options.entropy_grad else None  # (C, V)
         for rows in options.chunks(hidden):
-            z = _logits(hidden[rows], forward_head, bias, options, first)  # (C, V)
-            logp = z.sub_(logsumexp[rows, None])  # (C, V)
+            dz = _logits(hidden[rows], forward_head, bias, options, first).sub_(logsumexp[rows, None])  # (C, V): log p
             # 1 / T here: for C incoming gradients, not for C x V outgoing ones
             g = (grad_logprobs[rows] / options.temperature).unsqueeze(1)  # (C, 1)
-            if options.entropy_grad:
-                g_entropy = (grad_entropy[rows] / options.temperature).unsqueeze(1)  # (C, 1)
-                p = torch.exp(logp, out=second[: len(logp)])  # (C, V)
-                # dz = -p (g_entropy (log p + entropy) + g), and below + g [j = y]
-                dz = logp.add_(entropy[rows, None]).mul_(g_entropy).add_(g).mul_(p).neg_()  # (C, V)
+            if second is None:
+                dz.exp_().mul_(-g)  # -g p
             else:
-                p = logp.exp_()  # (C, V)
-                dz = p.mul_(-g)  # (C, V)
-            dz.scatter_add_(1, targets[rows, None], g)  # g [j = y]
+                p = torch.exp(dz, out=second[: len(dz)])  # (C, V)
+                g_entropy = (grad_entropy[rows] / options.temperature).unsqueeze(1)  # (C, 1)
+                dz.add_(entropy[rows, None]).mul_(g_entropy)  # g_entropy (log p + entropy)
+                dz.add_(g).mul_(p).neg_()  # -p (g + g_entropy (log p + entropy))
+            dz.scatter_add_(1, targets[rows, None], g)  # and + g [j = y]
             if grad_bias is not None:
                 grad_bias.add_(dz.sum(0))
-            for part in _bfloat16_parts(dz) if on_tensor_cores(hidden, weight) else [dz]:
+            for factor in _bfloat16_parts(dz) if on_tensor_cores(hidden, weight) else [dz]:
                 if grad_hidden is not None:
-                    _add_product(grad_hidden[rows], part, head)
+                    _add_product(grad_hidden[rows], factor, head)
                 if grad_weight is not None:
-                    _add_product(grad_weight, part.t(), hidden[rows].to(head.dtype))
+                    _add_product(grad_weight, factor.t(), hidden[rows].to(head.dtype))
         sums = [(hidden, grad_hidden), (weight, grad_weight), (bias, grad_bias)]
         # Cast once, at the end. Targets and options have no gradient.
         return *(None if grad is None else grad.to(x.dtype) for x, grad in sums), None, None
+
+
+# --------------------------------------------------------------------------------------- which product has which dtypes
+#
+# The product of two bfloat16 numbers is exact in FP32, and a GPU's tensor cores add such products in FP32. So there a
+# bfloat16 model's FP32 head costs no copy. dz is no bfloat16 number, but nearly the sum of two. (In float64 all is.)
+#
+#     factors -> sum            h and W in bfloat16, on a GPU         else
+#     W h                       bfloat16 -> FP32                      FP32 -> FP32
+#     dz W, dz^T h              bfloat16 -> FP32, for two parts       FP32 -> FP32
+#     W h with fp32=False       that of h -> that of h (H1)           likewise
+
+
+def on_tensor_cores(a: Tensor, b: Tensor) -> bool:
+    """Whether a GPU multiplies these factors as they are."""
+    return a.is_cuda and a.dtype == b.dtype == torch.bfloat16
+
+
+def fp32_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """The matrix product a b in FP32, or in the dtype of `out`."""
+    if on_tensor_cores(a, b):
+        return torch.mm(a, b, out_dtype=torch.float32, out=out)
+    dtype = torch.float32 if out is None else out.dtype
+    return torch.mm(a.to(dtype), b.to(dtype), out=out)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b."""
+    if on_tensor_cores(a, b):
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    else:
+        total.addmm_(a, b)
+
+
+def _head_in(dtype: torch.dtype, hidden: Tensor, weight: Tensor) -> Tensor:
+    """The head (V, H) as a product in `dtype` takes it: a copy only if it is stored in another, and not on a GPU."""
+    return weight if dtype == torch.float32 and on_tensor_cores(hidden, weight) else weight.to(dtype)
+
+
+def _bfloat16_parts(dz: Tensor) -> tuple[Tensor, Tensor]:
+    """Two bfloat16 tensors whose sum is `dz` to 16 bits; `dz` is used up."""
+    high = dz.bfloat16()
+    return high, dz.sub_(high).bfloat16()
 
 
 if __name__ == "__main__":  # show the worked example, and check it
