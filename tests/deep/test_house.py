@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tokenize
 import tomllib
 from graphlib import TopologicalSorter
@@ -134,6 +135,7 @@ def test_commands_have_flags_that_can_work(monkeypatch, tmp_path):
         words = shlex.split(command.replace("\\\n", " ").replace("...", "").split(";")[0], comments=True)
         if "--resume" not in words:
             flags.check_flags(flags.parse_flags(words, ""))
+    sys.modules.pop("mine")
 
 
 OTHERS = "config_file num_processes main_process_port standalone nnodes rdzv_backend master_addr master_port "
