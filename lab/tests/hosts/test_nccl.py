@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from fake_engine import problems
 from real_engine import new_engine, started
 from test_weights_in_flight import evaluated
@@ -46,15 +45,3 @@ def test_a_transfer_in_flight(tmp_path, monkeypatch):
         assert tiny.gap(tiny.weights(9), asked, rollouts).mean() > 0.1
         assert channel._sender.packed_buffer_size_bytes == BUFFER
     assert not channel.folder.exists()
-
-
-def test_what_vllm_is_asked_for():
-    """Backend and fields of vLLM's own trainer-side class. vLLM's own bound of a part is 1 GiB."""
-    channel = TransferWeights(workers=4)
-    channel.prepare({"w": torch.zeros(5, 2)})
-    info = channel._init_info()
-    assert [tuple(meta) for meta in channel.metadata()] == [("w", torch.float32, (5, 2))]
-    assert info.backend == "nccl" and info.rank == 0 and info.packed and info.packed_buffer_size_bytes == 2**28
-    assert info.world_size == 5 and info.master_address == "127.0.0.1" and 0 < info.master_port < 2**16
-    assert channel.engine_args["weight_transfer_config"] == {"backend": "nccl"}
-    channel.close()

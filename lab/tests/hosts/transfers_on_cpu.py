@@ -1,8 +1,8 @@
 """vLLM's own `nccl` weight transfer, both sides, on a machine without a GPU.
 
 Stand-ins are what needs the hardware: the communicator (its bytes go through the store at which trainer and workers met)
-and streams. They are put in their places when this module is imported: by the trainer, and by the engine's worker for its
-`Receiver`.
+and streams. They are put in their places when this module is imported: by the trainer's side, and by the engine's worker
+for its `Receiver`.
 """
 
 from contextlib import nullcontext
@@ -32,7 +32,7 @@ class Communicator:
 
 
 class Torch:
-    """`torch` as vLLM's transfer and runtime/engine.py see it, on a host of four GPUs."""
+    """`torch` as vLLM's transfer sees it."""
 
     stream = SimpleNamespace(synchronize=lambda: None)
     accelerator = SimpleNamespace(current_device_index=lambda: 0)
@@ -40,9 +40,6 @@ class Torch:
         Stream=lambda device: Torch.stream,
         current_stream=lambda: Torch.stream,
         stream=lambda stream: nullcontext(),
-        is_available=lambda: True,
-        device_count=lambda: 4,
-        synchronize=lambda: None,
     )
 
     def __getattr__(self, name: str) -> Any:

@@ -1,27 +1,24 @@
-"""Hosts on one machine: network namespaces on one link, each with its own processes, shared memory and Ray folder. They
+"""Hosts on one machine: network namespaces with one link, each with its own processes, shared memory and Ray folder. They
 share the file system, so the checkout, its .venv and the models are at the same paths. It needs root and `ip`."""
 
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 ROOT = Path(__file__).resolve().parents[3]
-PATHS = ":".join(
-    str(ROOT / folder) for folder in ("", "tests", "tests/deep/engine", "lab/tests/hosts")
-)  # of our modules
 NO_ZOMBIES = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); [signal.pause() for _ in iter(int, 1)]"
 LACKS = "root" if os.geteuid() else "" if shutil.which("ip") else "`ip` (Debian: iproute2)"
 
 
 class Host:
-    """A host with one address, on the bridge's link. It lives as long as its first process."""
+    """A host with one address. It lives as long as its first process."""
 
     def __init__(self, number: int):
         self.address, self.name = f"10.77.0.{number}", f"scalerl-{os.getpid()}-{number}"
@@ -39,7 +36,7 @@ class Host:
         """A process there, in the checkout's folder."""
         enter = ["nsenter", f"--target={self.init.pid}", *"--mount --uts --ipc --pid --net".split(), f"--wd={ROOT}"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_HOST_IP": self.address, "GLOO_SOCKET_IFNAME": "eth0"}
-        environment |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": PATHS}
+        environment |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
         environment.pop("CUDA_VISIBLE_DEVICES", None)  # hidden GPUs, of which Ray would count none
         return subprocess.Popen([*enter, *map(str, command)], env=environment, text=True, **options)
 
@@ -55,30 +52,6 @@ class Host:
         small = ("--num-cpus=1", "--object-store-memory=80000000", f"--node-ip-address={self.address}")
         self.run(Path(sys.executable).with_name("ray"), "start", *arguments, *small)
 
-    def pids(self) -> list[int]:
-        """Its processes except for the first one, as this process sees them."""
-        pids = {int(pid) for pid in subprocess.check_output(["ip", "netns", "pids", self.name]).split()}
-        return sorted(pids - {self.outside.pid, self.init.pid})
-
-    def processes(self) -> dict[int, str]:
-        """Their command lines."""
-        lines = {}
-        for pid in self.pids():
-            try:
-                lines[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-        return {pid: line for pid, line in lines.items() if line}  # a zombie has none
-
-    def left(self) -> list[str]:
-        """Its processes, except for Ray's idle ones, and names in shared memory."""
-        lines = sorted(line[:90] for line in self.processes().values() if not line.startswith("ray::IDLE"))
-        return lines + self.run("ls", "/dev/shm").split()
-
-    def link(self, state: str) -> None:
-        """Takes its link `up` or `down`."""
-        ip("-n", self.name, "link", "set", "eth0", state)
-
     def end(self) -> None:
         """Leaves nothing of it."""
         self.init.kill()  # and all others with it
@@ -87,30 +60,20 @@ class Host:
 
 
 @contextmanager
-def hosts(count: int) -> Iterator[Sequence[Host]]:
-    """`count` hosts that reach each other, and nothing else."""
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+    """Two hosts that reach each other, and nothing else."""
     new_folder = not Path("/tmp/ray").exists()
-    bridge = f"scalerl-{os.getpid()}-0"
-    ip("netns", "add", bridge)
-    started: list[Host] = []
-    try:
-        ip("-n", bridge, "link", "add", "switch", "type", "bridge")
-        ip("-n", bridge, "link", "set", "switch", "up")
-        for number in range(1, count + 1):
-            host = Host(number)
-            started.append(host)
-            ends = f"eth0 netns {host.name} type veth peer name to{number} netns {bridge}"
-            ip("link", "add", *ends.split())
-            ip("-n", bridge, "link", "set", f"to{number}", "master", "switch", "up")
+    with ExitStack() as ends:
+        here, there = Host(1), Host(2)
+        for host in (here, there):
+            ends.callback(host.end)
+        ip("link", "add", "eth0", "netns", here.name, "type", "veth", "peer", "name", "eth0", "netns", there.name)
+        for host in (here, there):
             ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", "eth0")
-            host.link("up")
-        yield started
-    finally:
-        for host in started:
-            host.end()
-        ip("netns", "del", bridge)
-        if new_folder:
-            Path("/tmp/ray").rmdir()
+            ip("-n", host.name, "link", "set", "eth0", "up")
+        yield here, there
+    if new_folder:
+        Path("/tmp/ray").rmdir()
 
 
 def ip(*arguments: str) -> None:
