@@ -1,12 +1,9 @@
-"""Simulations of `lab/law/fit_power_law.py` and `lab/law/isocompute.py`: constants from the range that their papers print, and evaluations of
-few problems."""
+"""Simulations for `lab/law/other_laws.py`: constants from the range that both papers print, evaluations of few problems."""
 
 import math
 
-import fit_power_law
-import isocompute
 import numpy as np
-from isocompute import Curve, Run
+from other_laws import Run, best_of_grid, fit_n_star, fit_power_law, n_star, sigmoid
 from scipy.special import logit
 
 PROBLEMS = 500  # of an evaluation
@@ -35,12 +32,12 @@ def recover_sizes(draws, rng):
     rows = []
     for _ in range(draws):
         *points, K_max, N0 = sizes_draw(rng)
-        law = fit_power_law.fit(*points)
+        law = fit_power_law(*points)
         K = {N: K_max / (1 + N0 / N) for N in SIZES}
         row = [
-            inside(law.K_max_interval, K_max),
-            inside(law.N0_interval, N0),
-            np.mean([inside(law.K_interval(N), K[N]) for N in SIZES]),
+            inside(law.interval(lambda law: law.K_max), K_max),
+            inside(law.interval(lambda law: law.N0), N0),
+            np.mean([inside(law.interval(lambda law, N=N: law.K(N)), K[N]) for N in SIZES]),
             abs(law.K_max / K_max - 1),
             abs(law.K(72) / K[72] - 1),
         ]
@@ -49,7 +46,7 @@ def recover_sizes(draws, rng):
 
 
 def family(law, B, share, rollouts):
-    """A sigmoid for each n, such that the highest at C is that of n*(C).
+    """The parameters of a sigmoid for each n, such that the highest at C is that of n*(C).
 
     Of all curves R0 + gain(m) / (1 + (e^m / C)^B) with gain ~ e^(kappa m), kappa = (1 - share) B, the best at C is the
     one that has made `share` of its gain there: log C = m + logit(share) / B. So m of an n is taken from the C of which
@@ -61,7 +58,7 @@ def family(law, B, share, rollouts):
     m = (log10_C0 + (logit(near) + (z - near) / (0.03 * 0.97)) / s) * math.log(10) - logit(share) / B
     top = (log10_C0 + logit(0.97) / s) * math.log(10) - logit(share) / B
     gain = np.minimum(0.8, 0.55 * np.exp((1 - share) * B * (m - top)))
-    return [Curve(0.2, g, B, math.exp(min(c, top + 3))) for g, c in zip(gain, m, strict=True)]
+    return [np.array([0.2, g, math.log(B), min(c, top + 3)]) for g, c in zip(gain, m, strict=True)]
 
 
 def grid_draw(rng):
@@ -74,7 +71,7 @@ def grid_draw(rng):
     for n, curve in zip(rollouts, curves, strict=True):
         first, last = np.array([10**4.5, 10**6.8]) / (32 * n)
         updates = np.unique(np.round(np.geomspace(max(1, first), last, 60)))
-        rewards = rng.binomial(PROBLEMS, curve(32 * n * updates)) / PROBLEMS
+        rewards = rng.binomial(PROBLEMS, sigmoid(32 * n * updates, curve)) / PROBLEMS
         runs.append(Run(32, int(n), updates.tolist(), rewards.tolist()))
     return law, runs
 
@@ -84,6 +81,7 @@ def recover_rollouts(draws, rng):
     rows = []
     for _ in range(draws):
         truth, runs = grid_draw(rng)
-        law = isocompute.fit_grid(runs).law
-        rows.append([inside(law.interval(10**C), isocompute.n_star(10**C, *truth)) for C in AT])
+        C, best_n = best_of_grid(runs)
+        law = fit_n_star(C, best_n[0], best_n[1:])
+        rows.append([inside(law.interval(10**at), n_star(10**at, *truth)) for at in AT])
     return np.array(rows, float)

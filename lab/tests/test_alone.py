@@ -12,8 +12,7 @@ LAB = Path(__file__).resolve().parents[1]
 # The files that are copied, and what the first of them prints as a script, among other things.
 COPIED = {
     ("law/forecast.py", "law/curves.py"): "usage:",
-    ("law/fit_power_law.py",): "K_max  0.583",
-    ("law/isocompute.py",): "n = 32 rollouts, B_p = 2 prompts, M = 23 updates",
+    ("law/other_laws.py",): "1,500 completions: 32 rollouts, 2 prompts, 23 updates",
 }
 
 
