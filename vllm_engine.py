@@ -133,8 +133,7 @@ class VLLMEngine:
             skip_clone=True,  # no other request has these
         )
         prompt = {"type": "token", "prompt_token_ids": list(prompt_ids), "cache_salt": salt}
-        number = str(next(self._request_numbers))
-        async for output in self.vllm.generate(prompt, params, request_id=number):
+        async for output in self.vllm.generate(prompt, params, request_id=str(next(self._request_numbers))):
             completion = output.outputs[0]  # FINAL_ONLY: the loop runs once
         ids = list(completion.token_ids)
         logprobs, versions = self.logprobs_and_versions(output)
@@ -170,9 +169,126 @@ class VLLMEngine:
         self.channel.close()
 
 
+class Span(NamedTuple):
+    """Tokens `start` to `end` - 1 of a completion, sampled by one version, as vLLM reports them."""
+
+    start: int
+    end: int
+    version: str
+
+
+def token_versions(spans: Iterable[Span]) -> list[int]:
+    """The version that sampled each token."""
+    return [int(span.version) for span in spans for _ in range(span.start, span.end)]
+
+
+def check_sample(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: str) -> None:
+    """Raises RuntimeError for what is missing: lengths differ, a log-prob is NaN, infinite or above 0 (1e-4 of rounding
+    is allowed), or the request neither stopped nor ran out.
+
+    A missing log-prob read as 0.0 would mean pi_gen = 1. The ratio is then pi_train itself, and an unlikely token, with
+    a ratio near 0, would silently stop training.
+    """
+    if not ids or not len(ids) == len(logprobs) == len(versions):
+        raise RuntimeError(f"the engine gave {len(ids)} tokens, {len(logprobs)} log-probs, {len(versions)} versions")
+    if not all(math.isfinite(x) and x <= 1e-4 for x in logprobs):
+        raise RuntimeError("the engine returned a log-prob that is above 0 or not finite")
+    if finish_reason not in ("stop", "length"):
+        raise RuntimeError(f"vLLM ended a request with {finish_reason!r} instead of 'stop' or 'length'")
+
+
+def vllm_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:
+    """Environment of the engine's process: errors are printed, chatter is not."""
+    always = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONWARNINGS": "ignore::FutureWarning",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    on_cpu = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in the engine's process: one process fewer
+        "OMP_NUM_THREADS": "1",  # the other cores are the trainer's
+    }
+    # vLLM compiles one small function of its sampler even in eager mode: seconds at the start, and it needs a compiler.
+    uncompiled = {"TORCH_COMPILE_DISABLE": "1"} if eager else {}
+    # vLLM's attention for float32 is Triton's, whose products have 10 bits of significand if nothing asks for all 23.
+    exact = {"TRITON_F32_DEFAULT": "ieee"} if dtype == "float32" else {}
+    return always | (exact if gpu else on_cpu | uncompiled)
+
+
+class WeightReceiver:
+    """Mixed into vLLM's worker, in the engine's process (`worker_extension_cls`): loads a weight file into the running
+    model. Its methods' names must not clash with methods of vLLM's worker."""
+
+    model_runner: Any  # vLLM's worker has these
+    model_config: Any
+    vllm_config: Any
+    repacked = True  # vLLM's CPU linears keep repacked weights, which copying into the parameters would not reach
+    opened: tuple[Any, dict[str, torch.Tensor]] = (None, {})  # the memory opened last: its name, its tensors
+
+    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Copies the tensors to where the model has its weights. Raises RuntimeError if one is missing."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+        torch.cpu._init_amx()  # vLLM's bfloat16 attention uses a CPU's AMX, but does not ask Linux for it
+        model = self.model_runner.get_model()
+        tied = getattr(self.model_config.hf_config, "tie_word_embeddings", False) and hasattr(model, "lm_head")
+        names = {name for name, _ in model.named_parameters() if not (tied and name.startswith("lm_head."))}
+        with torch.no_grad(), set_current_vllm_config(self.vllm_config):
+            # 1. Each layer forgets how it repacked its weights, and waits for new ones as at the first load.
+            if self.repacked:
+                initialize_layerwise_reload(model)
+            # 2. The tensors go to their layers, by the names of a checkpoint. Of a missing one vLLM would say nothing.
+            loaded = model.load_weights(tensors.items())
+            # 3. Each layer repacks what it got, in the memory that the running model reads.
+            if self.repacked:
+                finalize_layerwise_reload(model, self.model_config)
+            if loaded is not None and names - loaded:
+                raise RuntimeError(f"the trainer sent no weights for {sorted(names - loaded)[:3]}")
+            # 4. A tied head has a repacked copy of its own, which the reload leaves at the old weights.
+            if self.repacked and tied:
+                model.lm_head.weight = next(m for m in model.modules() if type(m) is VocabParallelEmbedding).weight
+                model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+
+    def load_weight_file(self, path: str, layout: "Layout") -> None:
+        """Replaces all weights by those in the file, between two engine steps. Raises RuntimeError if it lacks one."""
+        if self.opened[0] != path:
+            self.opened = path, tensors_in(mapped(Path(path)), layout)
+        self.load_tensors(self.opened[1])
+
+
+# The concept ends here. --------------------------------------------------------------- memory that two processes share
+#
+# Trainer and vLLM's worker map one file, once. It holds all tensors; an update is one copy in and one copy out.
+
+SHARED_MEMORY = Path("/dev/shm" if Path("/dev/shm").is_dir() else tempfile.gettempdir())  # files there are in memory
+Layout = list[tuple[str, str, list[int], int]]  # name, dtype, shape, and first byte of each tensor in the memory
+
+
+def tensors_in(memory: torch.Tensor, layout: Layout) -> dict[str, torch.Tensor]:
+    """name -> the tensor in its place in `memory`, whose dtype is uint8."""
+    tensors = {}
+    for name, dtype, shape, start in layout:
+        kind = getattr(torch, dtype)
+        tensors[name] = memory[start : start + math.prod(shape) * kind.itemsize].view(kind).view(shape)
+    return tensors
+
+
+def mapped(path: Path) -> torch.Tensor:
+    """The bytes of a file, shared with whoever maps it, too. Beside a GPU they are pinned: it copies faster."""
+    memory = torch.from_file(str(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)
+    if torch.cuda.is_available() and int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
+        # Not pinned, it is only slower. But this thread's next kernel will raise the error: one that nobody needs.
+        with suppress(RuntimeError):
+            torch.zeros(1, device="cuda")
+    return memory
+
+
 class WeightFile:
-    """The plain weight channel: a file in shared memory, which the trainer writes and an engine on this host reads.
-    Both map it once, and an update is one copy in and one copy out.
+    """The plain weight channel: the trainer writes the file, and an engine on this host reads it.
 
     A channel has `engine_args`, which vLLM needs for it, and these methods. Weights are a dict, name in the Hugging
     Face checkpoint -> tensor, as `dict(model.named_parameters())`: a tied head is not among them. The folder of this
@@ -180,8 +296,7 @@ class WeightFile:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        # Readable by this user only.
-        self.folder = folder or Path(tempfile.mkdtemp(prefix="weights-", dir=shared_memory()))
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="weights-", dir=SHARED_MEMORY))  # for this user only
         self.path = self.folder / "weights"
         self.layout: Layout = []
         self.size = 0  # bytes of all tensors
@@ -193,7 +308,10 @@ class WeightFile:
         RuntimeError if a tensor is missing that was there before."""
         if not self.tensors:  # how large they are is known when all have come
             weights = {name: tensor.detach().cpu() for name, tensor in weights.items()}
-            self.layout, self.size = layout_of(weights)
+            self.layout, self.size = [], 0
+            for name, tensor in weights.items():  # one after another, each at a multiple of 64 bytes
+                self.layout.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), self.size))
+                self.size += tensor.nbytes + -tensor.nbytes % 64
             self.tensors = tensors_in(self.new_memory(), self.layout)
         missing = set(self.tensors)
         for name, tensor in weights.items():
@@ -223,145 +341,6 @@ class WeightFile:
     def close(self) -> None:
         """Removes the file and its folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-Layout = list[tuple[str, str, list[int], int]]  # name, dtype, shape, and first byte of each tensor in the memory
-
-
-def layout_of(tensors: dict[str, torch.Tensor]) -> tuple[Layout, int]:
-    """Places for the tensors, one after another, each at a multiple of 64 bytes; and the size of all."""
-    layout, size = [], 0
-    for name, tensor in tensors.items():
-        layout.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), size))
-        size += tensor.nbytes + -tensor.nbytes % 64
-    return layout, size
-
-
-def tensors_in(memory: torch.Tensor, layout: Layout) -> dict[str, torch.Tensor]:
-    """name -> the tensor in its place in `memory`, whose dtype is uint8."""
-    tensors = {}
-    for name, dtype, shape, start in layout:
-        kind = getattr(torch, dtype)
-        tensors[name] = memory[start : start + math.prod(shape) * kind.itemsize].view(kind).view(shape)
-    return tensors
-
-
-def mapped(path: Path) -> torch.Tensor:
-    """The bytes of a file, shared with whoever maps it, too. Beside a GPU they are pinned: it copies faster."""
-    memory = torch.from_file(str(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)
-    if torch.cuda.is_available() and int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
-        # Not pinned, it is only slower. But this thread's next kernel will raise the error: one that nobody needs.
-        with suppress(RuntimeError):
-            torch.zeros(1, device="cuda")
-    return memory
-
-
-def shared_memory() -> Path:
-    """The folder whose files are in memory; where there is none, that of temporary files."""
-    folder = Path("/dev/shm")
-    return folder if folder.is_dir() else Path(tempfile.gettempdir())
-
-
-class WeightReceiver:
-    """Mixed into vLLM's worker, in the engine's process (`worker_extension_cls`): loads a weight file into the running
-    model. Its methods' names must not clash with methods of vLLM's worker."""
-
-    model_runner: Any  # vLLM's worker has these
-    model_config: Any
-    vllm_config: Any
-    # vLLM's CPU linears keep repacked weights, which copying into the parameters would not reach.
-    # runtime/inside_vllm.py looks whether the model has any.
-    repacked = True
-    opened: tuple[Any, dict[str, torch.Tensor]] = (None, {})  # the memory opened last: its name, its tensors
-
-    def load_weight_file(self, path: str, layout: Layout) -> None:
-        """Replaces all weights by those in the file, between two engine steps. Raises RuntimeError if it lacks one."""
-        if self.opened[0] != path:
-            self.opened = path, tensors_in(mapped(Path(path)), layout)
-        self.load_tensors(self.opened[1])
-
-    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Copies the tensors to where the model has its weights. Like the worker's own `reload_weights`, but a missing
-        weight raises RuntimeError."""
-        from vllm.config import set_current_vllm_config
-        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-
-        # vLLM's bfloat16 attention uses AMX where a CPU has it, but does not ask Linux for it. This method runs in the
-        # process that computes.
-        torch.cpu._init_amx()
-        model = self.model_runner.get_model()
-        tied = getattr(self.model_config.hf_config, "tie_word_embeddings", False) and hasattr(model, "lm_head")
-        names = {name for name, _ in model.named_parameters() if not (tied and name.startswith("lm_head."))}
-        with torch.no_grad(), set_current_vllm_config(self.vllm_config):
-            # 1. Each layer forgets how it repacked its weights, and waits for new ones as at the first load.
-            if self.repacked:
-                initialize_layerwise_reload(model)
-            # 2. The tensors go to their layers, by the names of a Hugging Face checkpoint. vLLM would keep the old
-            # weights where one is missing, and say nothing.
-            loaded = model.load_weights(tensors.items())
-            # 3. Each layer repacks what it got, in the memory that the running model reads.
-            if self.repacked:
-                finalize_layerwise_reload(model, self.model_config)
-            if loaded is not None and names - loaded:
-                raise RuntimeError(f"the trainer sent no weights for {sorted(names - loaded)[:3]}")
-            # 4. A tied head has a repacked copy of its own, which the reload leaves at the old weights.
-            if self.repacked and tied:
-                model.lm_head.weight = next(m for m in model.modules() if type(m) is VocabParallelEmbedding).weight
-                model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
-
-
-def vllm_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:
-    """Environment of the engine's process: errors are printed, chatter is not."""
-    always = {
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "PYTHONWARNINGS": "ignore::FutureWarning",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    on_cpu = {
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in the engine's process: one process fewer
-        "OMP_NUM_THREADS": "1",  # the other cores are the trainer's
-    }
-    # vLLM compiles one small function of its sampler even in eager mode: seconds at the start, and it needs a compiler.
-    uncompiled = {"TORCH_COMPILE_DISABLE": "1"} if eager else {}
-    # vLLM's attention for float32 is Triton's, whose products have 10 bits of significand if nothing asks for all 23.
-    exact = {"TRITON_F32_DEFAULT": "ieee"} if dtype == "float32" else {}
-    return always | (exact if gpu else on_cpu | uncompiled)
-
-
-class Span(NamedTuple):
-    """Tokens `start` to `end` - 1 of a completion, sampled by one version, as vLLM reports them."""
-
-    start: int
-    end: int
-    version: str
-
-
-def token_versions(spans: Iterable[Span]) -> list[int]:
-    """The version that sampled each token."""
-    versions: list[int] = []
-    for span in spans:
-        versions += [int(span.version)] * (span.end - span.start)
-    return versions
-
-
-def check_sample(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: str) -> None:
-    """Raises RuntimeError for what is missing: lengths differ, a log-prob is NaN, infinite or above 0 (1e-4 of rounding
-    is allowed), or the request neither stopped nor ran out.
-
-    A missing log-prob read as 0.0 would mean pi_gen = 1. The ratio is then pi_train itself, and an unlikely token, with
-    a ratio near 0, would silently stop training.
-    """
-    if not ids or not len(ids) == len(logprobs) == len(versions):
-        raise RuntimeError(
-            f"the engine returned {len(ids)} tokens, {len(logprobs)} log-probs, {len(versions)} versions"
-        )
-    if not all(math.isfinite(x) and x <= 1e-4 for x in logprobs):
-        raise RuntimeError("the engine returned a log-prob that is above 0 or not finite")
-    if finish_reason not in ("stop", "length"):
-        raise RuntimeError(f"vLLM ended a request with {finish_reason!r} instead of 'stop' or 'length'")
 
 
 if __name__ == "__main__":  # check the example; docs/pipeline_rl_alone.py runs an engine

@@ -113,7 +113,7 @@ def private_folder() -> tuple[Path, FileLock]:
     """A new folder in shared memory that only this user can enter, and the lock that keeps it for as long as this
     process lives. Folders of processes that were killed are removed here: their name carries a pid that is gone, and
     nobody holds their lock (a pid of another container means nothing here)."""
-    base = vllm_engine.shared_memory()
+    base = vllm_engine.SHARED_MEMORY
     for stale in base.glob(f"{PREFIX}*"):
         pid = stale.name.removeprefix(PREFIX).split("-")[0]
         with suppress(OSError):  # removed by another process; or still locked
