@@ -1,29 +1,24 @@
-"""Four questions about speed; BENCHMARKS.md has the answers. Flags of train.py may follow, for all sides.
+"""Three questions about speed; BENCHMARKS.md has the answers. Flags of train.py may follow, for all sides.
 
     python lab/bench/benchmark.py generator     # or overlap
     pip install --no-deps --target /tmp/trl trl==1.16.0
     PYTHONPATH=/tmp/trl python lab/bench/benchmark.py peer --batch_prompts 8 --model MODEL --dataset DATA
 
 generator  Tokens a second: of sampling and training together, of our generator alone, of our trainer alone, and of
-           vLLM's own `LLM.generate` on the same prompts and lengths. They overlap perfectly if both together are as
-           fast as the slower one alone.
+           vLLM's own `LLM.generate` on the same prompts and lengths.
 overlap    Steps a second of train.py under each schedule.
 peer       Completions a second of train.py, where every row trains and with its filters, and of TRL's GRPOTrainer,
            which samples with vLLM in its own process; with `transformers` by --trl_options '{"use_vllm": false}'.
 
-prompts    Steps a CPU second of the trainer alone, with prompts computed once and with whole rows, and the most memory
-           of each; models of four sizes with random weights.
-
-The cases take turns (A B A B ...), so whatever else the machine does affects all of them. But for train.py with its
-filters the work stays the same: at a rate of 1e-30 a step changes nothing, no prompt retires and no row is filtered.
+Ours samples with lab/fast_vllm.py unless --engine says otherwise. The cases take turns (A B A B ...), so whatever else
+the machine does affects all of them. But for train.py with its filters the work stays the same: at a rate of 1e-30 a
+step changes nothing, no prompt retires and no row is filtered.
 """
 
 import argparse
 import itertools
 import json
-import math
 import os
-import resource
 import signal
 import statistics
 import subprocess
@@ -32,7 +27,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -50,13 +44,13 @@ import losses
 import train
 from runtime.flags import Flags, parse_flags
 from runtime.folder import Folder
-from runtime.microbatches import TokenRow
 from runtime.parts import Run, first_model, load_task, new_accelerator
 from runtime.ranks import Ranks
-from runtime.trainer import Trainer, TrainingBatch
+from runtime.trainer import TrainingBatch
 from vllm_engine import VLLMEngine
 
-SETTING = "--batch_prompts 32 --max_steps 80000 --eval_every 1000000 --save_every 0".split()
+SETTING = ["--engine", "lab.fast_vllm:FastEngine", "--batch_prompts", "32", "--max_steps", "8000", "--save_every", "0"]
+SETTING += ["--eval_every", "8000"]
 TRAIN = [sys.executable, "train.py", *SETTING]
 STILL = "--lr 1e-30 --pass_rate_threshold 2 --zero_variance keep".split()
 SCHEDULES = ["pipeline-8", "pipeline-1", "pipeline-0", "ppo_off_policy-1", "ppo_off_policy-8"]
@@ -141,58 +135,6 @@ def optimizer_step(run: Run, groups: Sequence[Any]) -> None:
     run.trainer.update(0)
 
 
-# Hidden size, layers, heads, intermediate size, vocabulary; tokens of a prompt and of a completion. The last has two
-# layers of SmolLM2-135M, and the rows of `make -C lab real`.
-MODELS = {
-    "0.23M": (96, 2, 4, 256, 64, 8, 20),
-    "1M": (208, 2, 8, 544, 64, 8, 20),
-    "10M": (448, 4, 7, 1216, 64, 8, 20),
-    "135M, two layers": (576, 2, 9, 1536, 49152, 50, 15),
-}
-trainers: dict[tuple[int, ...], Any] = {}
-
-
-def prompts(args: argparse.Namespace, flags: Flags) -> None:
-    for name, sizes in MODELS.items():
-        with ExitStack() as stack:
-            pools = {}
-            for share in (True, False):
-                pool = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
-                pool.submit(step_alone, flags, sizes, share).result()  # makes the trainer
-                pools["prompts once" if share else "whole rows"] = partial(pool.submit, step_alone, flags, sizes, share)
-            print(f"\n{name}")
-            take_turns(
-                {case: lambda f=f: 1 / f().result()[0] for case, f in pools.items()}, args.repeats, "steps/CPU s"
-            )
-            print(*(f"{case}: {f().result()[1]:.0f} MiB" for case, f in pools.items()), sep=", ")
-
-
-def step_alone(flags: Flags, sizes: tuple[int, ...], share: bool) -> tuple[float, float]:
-    """In a process of its own: CPU seconds of a gradient and a step, and this process's memory at its peak in MiB."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    hidden, layers, heads, intermediate, vocabulary, prompt, completion = sizes
-    if sizes not in trainers:
-        config = LlamaConfig(
-            hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads,
-            intermediate_size=intermediate, vocab_size=vocabulary, tie_word_embeddings=True,
-        )  # fmt: skip
-        with TemporaryDirectory() as folder:
-            LlamaForCausalLM(config).save_pretrained(folder)
-            trainers[sizes] = Trainer(replace(flags, share_prompts=share), new_accelerator(flags), folder)
-    shape = flags.batch_prompts * flags.rollouts, completion
-    ids = torch.randint(vocabulary, (flags.batch_prompts, prompt)).repeat_interleave(flags.rollouts, 0).tolist()
-    completions = torch.randint(vocabulary, shape).tolist()
-    rows = [TokenRow(before, after, [1] * completion) for before, after in zip(ids, completions, strict=True)]
-    mask = torch.ones(shape, dtype=torch.bool)
-    weights = losses.aggregation_weights(mask, torch.arange(flags.batch_prompts).repeat_interleave(flags.rollouts))
-    batch = TrainingBatch(rows, torch.full(shape, -math.log(vocabulary)), mask, torch.randn(shape[0]), weights)
-    started = time.process_time()
-    trainers[sizes].backward(batch)
-    trainers[sizes].update(0)
-    return time.process_time() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 bare_llm: Any = None
 
 
@@ -209,12 +151,8 @@ def bare_vllm(requests: list[tuple[list[int], int]], model: str, dtype: str, slo
         options["gpu_memory_utilization"] = 0.3  # beside our own engine
         bare_llm = LLM(model, dtype=dtype, max_num_seqs=slots, disable_log_stats=True, **options)
     prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests] * times
-    common = {"ignore_eos": True, "logprobs": 0, "detokenize": False}
-    params = [SamplingParams(max_tokens=length, **common) for _, length in requests] * times
+    params = [SamplingParams(max_tokens=n, ignore_eos=True, logprobs=0, detokenize=False) for _, n in requests] * times
     return timed(lambda: bare_llm.generate(prompts, params, use_tqdm=False))
-
-
-# --------------------------------------------------------------------------------------------- programs that take turns
 
 
 class Program:
@@ -238,7 +176,6 @@ class Program:
         return processes
 
     def steps(self) -> int:
-        """Steps so far."""
         return sum("step" in record for record in self.folder.read("metrics.jsonl"))
 
     def advance(self, count: int) -> float:
@@ -279,15 +216,10 @@ def in_turns(commands: dict[str, Sequence[str]], args: argparse.Namespace, unit:
 
 
 def overlap(args: argparse.Namespace, flags: Flags) -> None:
-    commands = {}
-    for name in SCHEDULES:
-        schedule, k = name.rsplit("-", 1)
-        more = ["--schedule", schedule, "--k", k]
-        commands[name] = [*TRAIN, *STILL, *args.flags, *more]
+    schedules = {name: name.rsplit("-", 1) for name in SCHEDULES}
+    ours = [*TRAIN, *STILL, *args.flags]
+    commands = {name: [*ours, "--schedule", schedule, "--k", k] for name, (schedule, k) in schedules.items()}
     in_turns(commands, args, "steps/s", 1)
-
-
-# ------------------------------------------------------------------------------------------------------ the peer: TRL
 
 
 def peer(args: argparse.Namespace, flags: Flags) -> None:
@@ -357,7 +289,7 @@ def mend_vllm(engine: VLLMEngine) -> None:
     vllm_generation.VLLMGeneration.sync_weights = sync_weights
 
 
-QUESTIONS = {function.__name__: function for function in (generator, overlap, peer, prompts, trl)}
+QUESTIONS = {function.__name__: function for function in (generator, overlap, peer, trl)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
