@@ -10,11 +10,12 @@ trainer's thread takes groups, pushes weights and evaluates. An engine (vllm_eng
                                        finish_reason and prefilled, as in `Rollout`
     shutdown()                         ends it; may be called twice
 
-Three ways to wait; once anything has failed in the loop, the first two raise. (SIMPLIFIED: no engine is replaced.)
+Three ways to wait, and who may call which. (SIMPLIFIED: no engine is replaced; what failed once ends every wait.)
 
-    await _until(condition)    in the loop: for a slot, or for groups
-    result_of(future)          in the trainer's thread: for what runs in the loop, or until a stop is requested
-    in_loop(function)          in the trainer's thread: for its turn; the function runs at once and undivided
+    call                       in which thread    it waits for              and is ended by
+    await _until(condition)    the loop's         a slot, or groups         whatever has failed in the loop
+    result_of(future)          the trainer's      what runs in the loop     the same, or `stop_requested`
+    in_loop(function)          the trainer's      its turn between events   nothing: the function runs undivided
 """
 
 import asyncio
@@ -135,8 +136,7 @@ class Generator:
             leg = control and control.second_leg(prompt, first.completion_ids, first.finish_reason)
             if leg is None:
                 return first
-            answer = min(leg.max_tokens, longest_leg)
-            second = rollout_of(await self.engine.sample(leg.prompt_ids, answer, salt))
+            second = rollout_of(await self.engine.sample(leg.prompt_ids, min(leg.max_tokens, longest_leg), salt))
         finally:
             self._count(-1)
         return joined(first, list(leg.forced_ids), second, control.mask)
@@ -149,20 +149,16 @@ class Generator:
     async def _evaluate(self, problems: list[Any], n_samples: int, longest_leg: int) -> list[list[Rollout]]:
         """Its requests enter before any new group, with the longest budget (T4: papers do not say which)."""
         longest = self.length_control.max_budget if self.length_control else self.max_completion
-        budget = min(longest, longest_leg)
-        started, sampled_before = time.monotonic(), self.counters.sampled
-        requests = []
+        started, sampled_before, requests = time.monotonic(), self.counters.sampled, []
         async with self._one_version:
             self._evaluation_enters = True
-            try:
-                for problem in [problem for problem in problems for _ in range(n_samples)]:
-                    await self._until(lambda: self.free > 0)
-                    self._count(1)
-                    future = self._run(self._rollout, problem, budget, self.engine.version, longest_leg)
-                    requests.append(asyncio.wrap_future(future))
-            finally:
-                self._evaluation_enters = False
-                self._changed.set()
+            for problem in [problem for problem in problems for _ in range(n_samples)]:
+                await self._until(lambda: self.free > 0)
+                self._count(1)
+                future = self._run(self._rollout, problem, min(longest, longest_leg), self.engine.version, longest_leg)
+                requests.append(asyncio.wrap_future(future))
+            self._evaluation_enters = False
+            self._changed.set()
             rollouts = await asyncio.gather(*requests)
         groups = [rollouts[i : i + n_samples] for i in range(0, len(rollouts), n_samples)]
         await asyncio.gather(*[self._score(p, g) for p, g in zip(problems, groups, strict=True)])
@@ -270,7 +266,7 @@ class Generator:
             await asyncio.wait(others, timeout=5)
         self.engine.shutdown()
 
-    # ------------------------------------------------------------------------------------- between the two: see the top
+    # --------------------------------------------------------------------------- the three waits: the table at the top
     def _run(self, function: Callable[..., Coroutine], *args: Any) -> Future:
         """Starts `function(*args)` in the loop. What it raises ends every wait."""
 

@@ -35,7 +35,7 @@ class SlotCache:
         self.keys = torch.zeros(shape, dtype=dtype)
         self.values = torch.zeros(shape, dtype=dtype)
         self.position = torch.zeros(slots, dtype=torch.long)  # that the next step writes, in each slot
-        self.longest = length  # positions that attention reads
+        self.longest = length  # the first positions, which attention reads
         self.all_slots = torch.arange(slots)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object) -> tuple[Tensor, Tensor]:
@@ -66,13 +66,19 @@ class Request:
     versions: list[int] = field(default_factory=list)  # of each sampled token
 
     @property
-    def length(self) -> int:
-        """Tokens that it has."""
+    def tokens_so_far(self) -> int:
+        """Those of the prompt, and those that were sampled."""
         return len(self.prompt) + len(self.versions)
 
 
 class TorchEngine:
     """An engine in this process. `sample` raises what a step raised."""
+
+    def step(self) -> None:
+        """One token for each request that has a slot."""
+        self._enter()  # waiting requests take free slots
+        stopped = self._sample()  # (S,) the new tokens; True where one ends its request
+        self._leave(stopped)  # requests that are complete are answered, and give their slots back
 
     def __init__(
         self, model: str, stop_ids: Sequence[int], max_model_len: int, temperature: float, max_num_seqs: int, seed: int,
@@ -135,8 +141,7 @@ class TorchEngine:
                     self.wake.clear()
                     await self.wake.wait()
                 with torch.inference_mode():
-                    self._enter()
-                    self._step()
+                    self.step()
                 await asyncio.sleep(0)  # lets waiting coroutines run and new requests arrive
         except Exception as error:
             for request in [*self.waiting, *self.inside.values()]:
@@ -145,7 +150,7 @@ class TorchEngine:
             raise
 
     def _enter(self) -> None:
-        """Waiting requests take free slots: the keys and values of their prompts are computed, once for each prompt."""
+        """The keys and values of new requests' prompts are computed, once for each prompt."""
         free = [slot for slot in range(self.slots) if slot not in self.inside][: len(self.waiting)]
         if not free:
             return
@@ -169,11 +174,12 @@ class TorchEngine:
         for slot in free:
             self.inside[slot] = self.waiting.popleft()
 
-    def _sample_all(self) -> Tensor:
+    def _sample(self) -> Tensor:
         """Samples one token in each slot, also in the empty ones, whose tokens nobody reads. Returns (S,): whether it
         is a stop token."""
         cache, lengths = self.cache, self.lengths
         cache.position = lengths - 1
+        cache.longest = max(request.tokens_so_far for request in self.inside.values())
         visible = torch.arange(cache.longest) <= cache.position[:, None]  # (S, L)
         body = self.model.base_model(
             input_ids=self.tokens[cache.all_slots, cache.position][:, None],
@@ -191,23 +197,19 @@ class TorchEngine:
         lengths.add_(1).clamp_(max=self.max_model_len)  # the limit is for empty slots
         return torch.isin(token, self.stop)
 
-    def _step(self) -> None:
-        """One token for each request that is inside."""
-        self.cache.longest = max(request.length for request in self.inside.values())
-        stopped = self._sample_all().tolist()
+    def _leave(self, stopped: Tensor) -> None:
+        """Every request has one more token, of the live version. Those that are complete leave."""
+        ended = stopped.tolist()
         for slot, request in list(self.inside.items()):
             request.versions.append(self.version)
-            if stopped[slot]:
-                self._leave(slot, "stop")
-            elif len(request.versions) == request.max_tokens:
-                self._leave(slot, "length")
+            if ended[slot] or len(request.versions) == request.max_tokens:
+                self._answer(slot, request, "stop" if ended[slot] else "length")
 
-    def _leave(self, slot: int, reason: str) -> None:
-        request = self.inside[slot]  # it stays there until nothing can fail any more
-        sampled = slice(len(request.prompt), request.length)
+    def _answer(self, slot: int, request: Request, reason: str) -> None:
+        sampled = slice(len(request.prompt), request.tokens_so_far)
         ids = self.tokens[slot, sampled].tolist()
         logprobs = self.logprobs[slot, sampled].tolist()
         check_sample(ids, logprobs, request.versions, reason)
-        del self.inside[slot]
+        del self.inside[slot]  # only now that nothing can fail any more
         if not request.answer.cancelled():
             request.answer.set_result(Sample(ids, logprobs, request.versions, reason, request.prefilled))
