@@ -110,7 +110,7 @@ def train(folder, out, *more):
     command = [
         sys.executable, str(ROOT / "train.py"), "--dataset", "words.jsonl", "--reward", "own:even", "--max_steps", "3",
         "--batch_prompts", "4", "--rollouts", "4", "--k", "2", "--lr", "0.01", "--warmup_steps", "1", "--held_out",
-        "16", "--eval_every", "1", "--eval_samples", "1",
+        "16", "--eval_every", "1", "--eval_samples", "1", "--dtype", "float32",
         "--min_budget", "8", "--max_budget", "12", "--answer_budget", "6", "--max_num_seqs", "32",
         "--interruption_phrase", " stop </think>", "--pass_rate_threshold", "2", "--output_dir", out, *more,
     ]  # fmt: skip

@@ -139,3 +139,17 @@ def test_a_prompt_does_not_hit_keys_and_values_of_another_version(vllm_engine: S
             asked, rollouts = evaluated(generator, prompt, 1)
             assert rollouts[0].prefilled == prefilled
             assert tiny.gap(tiny.weights(version), asked, rollouts).mean() < CLOSE
+
+
+def test_every_parameter_changes_with_every_update(vllm_engine: SharedEngine) -> None:
+    """By the hashes that vLLM itself takes: each is another with other weights, and the same again with the same weights,
+    to the byte. (On a CPU linear layers have packed theirs: the hash is of an empty parameter. Log-probs see them.)"""
+    with vllm_engine.generator() as generator:
+        seen = []
+        for version, seed in ((1, 2), (2, 3), (3, 2)):
+            generator.push(vllm_engine.tiny.weights(seed), version, 0)
+            generator.settle()
+            host = generator.engine.host
+            seen += host.result_of(host._run(host.engine.vllm.compute_weight_checksums))
+    stayed = [name for name, digest in seen[0].items() if digest == seen[1][name]]
+    assert seen[0] == seen[2] and len(stayed) < len(seen[0]) and all("_proj" in name for name in stayed)
