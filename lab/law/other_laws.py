@@ -128,8 +128,8 @@ def own_slope(x: Array, y: Array) -> tuple[float, float, float, int]:
     dx = x - x.mean()
     K = -(dx @ y) / (dx @ dx)
     leverage = 1 / len(x) + dx**2 / (dx @ dx)
-    left = (y - y.mean() + K * dx) / np.maximum(1 - leverage, 1e-3)
-    return K, float(np.linalg.norm(dx * left) / (dx @ dx)), float(np.mean(dx**2)), len(x) - 2
+    residuals = (y - y.mean() + K * dx) / np.maximum(1 - leverage, 1e-3)
+    return K, float(np.linalg.norm(dx * residuals) / (dx @ dx)), float(np.mean(dx**2)), len(x) - 2
 
 
 def saturating(slopes: Array, weights: Array, sizes: Array) -> tuple[Array, Array]:
