@@ -1,16 +1,18 @@
 """The paper's method as one command: change one ingredient, run, fit, compare A and then B (arXiv 2510.13786, 3.2).
 
-    python lab/evidence/ablate.py leave-one-out --seeds 3       # the recipe, its variants, then what changed
+    python lab/evidence/ablate.py losses --seeds 3      # every variant of a comparison, and what changed
+    python lab/evidence/ablate.py clip                  # one of the recipe's eight changes: with it, and without it
+    python lab/evidence/ablate.py --publish runs/ablate      # adds the runs of a folder to lab/results/
 
-`comparisons.py` says what is compared, `tables.py` what can be told apart. A run is in OUTPUT/COMPARISON/VARIANT/seed-N
+`comparisons.py` says what is compared, `runs.py` what can be told apart. A run is in OUTPUT/COMPARISON/VARIANT/seed-N
 with a .log and a .json beside it. One that ended with exit code 0 is never made again. Any other goes on from its last
 checkpoint, or begins again if it has none. Ctrl-C also reaches the runs under way, which save checkpoints.
 """
 
 import argparse
 import json
+import math
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -19,12 +21,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "lab" / "law")]
+import numpy as np
+import pandas as pd
 import tables
-from comparisons import COMPARISONS
+from comparisons import COMPARISONS, PAIRS
+from runs import COLUMNS, LOGGED, MEMBER, NUMBERS, RESULTS, ROOT, Groups, fitted, read_rows, runs_of, write_rows
+
+sys.path[:0] = [str(ROOT), str(ROOT / "lab" / "law")]
 from curves import plot_fits
-from runs import collect, runs_of
 
 from runtime.folder import Folder
 
@@ -67,10 +71,8 @@ class Job:
 
 
 def plan(name: str, output: Path, seeds: int, only: Sequence[str], budget: int | None) -> list[Job]:
-    """The runs of a comparison. Raises ValueError for an unknown variant, and for flags that train.py has lost."""
+    """The runs of a comparison. Raises ValueError for an unknown variant."""
     c = COMPARISONS[name]
-    if c.only_at:
-        raise ValueError(f"{name} can be run at {c.only_at} only; lab/results/comparisons.md has its results.")
     if unknown := set(only) - set(c.variants):
         raise ValueError(f"--only {', '.join(sorted(unknown))}: {name} has {', '.join(c.variants)}.")
     jobs = []
@@ -136,17 +138,95 @@ def make(jobs: Sequence[Job], at_once: int) -> int:
     return 2 if 2 in codes else int(any(codes))
 
 
+# ------------------------------------------------------------------------------------------------- from run folders
+
+
+DIGITS = {"step": ".0f", "tokens": ".0f", "n": ".0f", "device_hours": ".6g"}
+DIGITS |= dict.fromkeys(("pass_rate", "best", "worst", "set_1", "set_2"), ".5f")
+
+
+def state_of(exit_code: int | None) -> str:
+    """What a note's exit code says of a run."""
+    if exit_code == 0:
+        return "finished"
+    if exit_code is None or exit_code in (130, 143) or exit_code < 0:  # under way, or stopped by a signal
+        return "unfinished"
+    return f"failed (exit code {exit_code})"
+
+
+def rows_of(folder: Path) -> pd.DataFrame:
+    """The rows of the run in OUTPUT/COMPARISON/VARIANT/seed-N; one without numbers if it was never evaluated."""
+    comparison, variant, seed = folder.parts[-3:]
+    note = json.loads(folder.with_name(f"{folder.name}.json").read_text())
+    run = {
+        "run": f"{comparison}/{variant}/{seed}",
+        "comparison": comparison,
+        "variant": variant,
+        "seed": seed.removeprefix("seed-"),
+        "flags": shlex.join(note["flags"]),
+        "state": state_of(note["exit_code"]),
+    }
+    evaluations = Folder(folder).read("eval.jsonl")
+    if not evaluations:
+        return pd.DataFrame([run], columns=COLUMNS).fillna("")
+    config = json.loads((folder / "config.json").read_text())
+    steps = pd.DataFrame(record for record in Folder(folder).read("metrics.jsonl") if "step" in record)
+    steps = steps.reindex(columns=["step", *LOGGED.values()]).astype(float)
+    rows = []
+    before = 0
+    for record in evaluations:
+        values = record | {"n": record["n_prompts"] * record["n_samples"]}
+        if "correct" in record:
+            correct = np.array(record["correct"])
+            values["best"] = np.mean(correct > 0)
+            values["worst"] = np.mean(correct == record["n_samples"])
+        rates_of_sets = [figures["pass_rate"] for figures in record.get("data_sets", {}).values()]
+        values |= zip(("set_1", "set_2"), rates_of_sets, strict=False)
+        since = steps[steps["step"].between(before, record["step"], inclusive="right")]
+        values |= {column: since[key].mean() for column, key in LOGGED.items()}
+        values["lag_max"] = since["lag_max"].max()
+        values["kept"] = since["rows"].fillna(0).mean() / (config["batch_prompts"] * config["rollouts"])
+        rows.append(run | {column: number(column, values.get(column)) for column in NUMBERS})
+        before = record["step"]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def number(column: str, value: float | None) -> str:
+    """A number as curves.csv.gz has it; empty where there is none."""
+    if value is None or not math.isfinite(value):
+        return ""
+    return format(value, DIGITS.get(column, ".4g"))
+
+
+def collect(output: Path) -> pd.DataFrame:
+    """The rows of all runs in OUTPUT."""
+    folders = [note.with_suffix("") for note in output.glob("*/*/seed-*.json")]
+    return pd.concat([pd.DataFrame(columns=COLUMNS), *(rows_of(folder) for folder in sorted(folders))])
+
+
+def publish(output: Path, results: Path = RESULTS) -> None:
+    """Adds the runs of OUTPUT to both files, in the place of those that have their names, and prints which of them did
+    not finish. Raises ValueError if there is none."""
+    rows = collect(output)
+    if rows.empty:
+        raise ValueError(f"{output} holds no COMPARISON/VARIANT/seed-N; name the --output of runs.")
+    runs = runs_of(rows).values()
+    file = results / "curves.csv.gz"
+    old = read_rows(file)
+    write_rows(pd.concat([old[~old["run"].isin(rows["run"])], rows]), file)
+    finished = [run for run in runs if run.state == "finished"]
+    new = pd.DataFrame(
+        [(run.comparison, run.variant, run.seed, run.name) for run in finished], columns=[*MEMBER, "run"]
+    )
+    listed = pd.concat([pd.read_csv(results / "runs.csv"), new])
+    listed.drop_duplicates(MEMBER, keep="last").to_csv(results / "runs.csv", index=False)
+    for run in runs:
+        if run.state != "finished":
+            print(f"{run.state}: {run.name}, {run.rates.size} evaluations")
+    print(f"{len(runs)} runs, {len(finished)} of them finished: {file}")
+
+
 # -------------------------------------------------------------------------------------------------- command line
-
-
-def tokens(text: str) -> int:
-    """`800000`, `800k` or `1.5M` as a number; argparse prints the ValueError."""
-    if not re.fullmatch(r"(\d+|\d*\.\d+)[kM]?", text):
-        raise ValueError
-    number = round(float(text.replace("k", "e3").replace("M", "e6")))
-    if number < 1:
-        raise ValueError
-    return number
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -155,18 +235,23 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "ablate.py",
         description=__doc__.split("\n")[0],
-        epilog=f"comparisons and their variants:\n{listing}",
+        epilog=f"one of the eight changes: {', '.join(PAIRS)}\nor a comparison, with its variants:\n{listing}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("comparison", choices=COMPARISONS, metavar="COMPARISON", help="one of those below")
+    parser.add_argument("name", nargs="?", choices=[*PAIRS, *COMPARISONS], metavar="NAME", help="one of those below")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each variant, seeds 0, 1, ... (default 3)")
     parser.add_argument("--only", nargs="+", default=[], metavar="VARIANT", help="only these variants")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default 1)")
-    parser.add_argument("--budget", type=tokens, help="sampled tokens of each run, as 800k or 1.5M")
+    parser.add_argument("--budget", type=int, help="sampled tokens of each run, as 600_000")
     parser.add_argument("--output", type=Path, default=Path("runs/ablate"), help="folder of the runs (runs/ablate)")
+    parser.add_argument(
+        "--publish", type=Path, metavar="OUTPUT", help="make no run; add those of OUTPUT to lab/results"
+    )
     args = parser.parse_args(argv)
-    if min(args.seeds, args.jobs) < 1:
-        parser.error("--seeds and --jobs must be at least 1")
+    if min(args.seeds, args.jobs, args.budget or 1) < 1:
+        parser.error("--seeds, --jobs and --budget must be at least 1")
+    if (args.name is None) == (args.publish is None):
+        parser.error("give a NAME, or --publish OUTPUT")
     return args
 
 
@@ -174,37 +259,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: that of `make`, or 2 for bad input."""
     args = arguments(argv)
     output = args.output.resolve()
+    pair = PAIRS.get(args.name)
     try:
-        jobs = plan(args.comparison, output, args.seeds, args.only, args.budget)
+        if args.publish:
+            publish(args.publish)
+            return 0
+        name = "what-for" if pair else args.name
+        jobs = plan(name, output, args.seeds, [pair.recipe, pair.without] if pair else args.only, args.budget)
         code = make(jobs, args.jobs)
     except ValueError as error:
         print(f"ablate.py: {error}", file=sys.stderr)
         return 2
     if code in (0, 1):
-        report(args.comparison, jobs, output)
+        report(args.name, finished_runs(jobs, output), output)
     return code
 
 
-def report(name: str, jobs: Sequence[Job], output: Path) -> None:
-    """Prints the table of the runs that finished, which tables.py explains, and draws them over each other."""
-    folders = {str(job.folder.relative_to(output)) for job in jobs}
-    groups: dict[str, list] = {variant: [] for variant in COMPARISONS[name].variants}
+def finished_runs(jobs: Sequence[Job], output: Path) -> Groups:
+    """The runs of the jobs that finished, by variant, in the order of the jobs."""
+    folders = [str(job.folder.relative_to(output)) for job in jobs]
+    groups: dict[str, list] = {Path(folder).parent.name: [] for folder in folders}
     for run in runs_of(collect(output)).values():
         if run.name in folders and run.state == "finished":
             groups[run.variant].append(run)
-    groups = {variant: runs for variant, runs in groups.items() if runs}
-    if groups:
+    return {variant: runs for variant, runs in groups.items() if runs}
+
+
+def report(name: str, groups: Groups, output: Path) -> None:
+    """Prints what the runs show, and draws the variants over each other, each as its mean, with its seeds."""
+    if len(groups) < 2:
+        print("There is nothing to compare: fewer than two variants have a run that finished.")
+        return
+    axis = "tokens"
+    if name in PAIRS:
+        print("Without the change minus with it, by seed, with its 95 % interval, in ** where that leaves out 0:")
+        for title, cell in tables.pair_row(name, PAIRS[name], groups).items():
+            print(f"{title:<16}{cell}")
+    else:
         c = COMPARISONS[name]
+        axis = c.axis
         print("Δ is against the baseline, the first variant: paired by seed, with its 95 % interval, in ** without 0.")
-        print(tables.compare(c, tables.measure(groups, c.axis)).to_string(index=False))
-        picture = output / name / "overlay.png"
-        draw(groups, c.axis, picture)
-        print(f"picture: {picture}")
-
-
-def draw(groups: tables.Groups, axis: str, path: Path) -> None:
-    """Writes a PNG: the variants over each other, each as its mean, with its seeds. `axis` is a column of curves.py."""
-    plot_fits({variant: [tables.fitted(run, axis).fit for run in runs] for variant, runs in groups.items()}, axis, path)
+        print(tables.compare(c, groups).to_string(index=False))
+    picture = output / f"{name}.png"
+    plot_fits({variant: [fitted(run, axis).fit for run in runs] for variant, runs in groups.items()}, axis, picture)
+    print(f"picture: {picture}")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""What `lab/evidence/ablate.py` compares: tables of `train.py` flags. Add a row, and the next call runs what is new.
+"""What is compared, as tables: runs of `train.py`, the eight changes one by one, and what others state.
 
-A variant is a name and the flags that differ from the comparison's setting. The first variant is the baseline. The
-published runs of these tables were made at the tag v0.13-evidence, and curves.csv.gz has the flags of that day: they
-also had --max_ready, which kept the lag of the default schedule at 1 to 2, and `--mask X`, `--loss dispo`, `--dataset
-rare` and `--dataset ramble` for what is `--loss lab.masks:X`, `--loss lab.masks:dispo` and `--task lab.tasks:...` here.
+A variant is a name and the flags that differ from the comparison's setting. The first variant is the baseline. Add a
+row, and the next call of ablate.py runs what is new. Most published runs were made at commit 3f7434d, and curves.csv.gz
+has the flags of that day: they also had --max_ready, which kept the lag of the default schedule at 1 to 2, and `--mask
+X`, `--loss dispo`, `--dataset rare` and `--dataset ramble` for what is `--loss lab.masks:X`, `--loss lab.masks:dispo`
+and `--task lab.tasks:...` here. It also has runs of comparisons that are gone; 17e9d0b has them.
 """
 
-from dataclasses import dataclass, field
-
-from claims import Claim, equal, higher, less_steep, lower
+import math
+from dataclasses import dataclass, field, replace
 
 # The graded task, whose ceiling of .80 is known by construction, run to about eleven C_mid (.17M tokens each), with 30
 # evaluations of 512 problems twice each. It was chosen on seeds 101 to 106, which are never used for results.
@@ -34,18 +34,14 @@ class Comparison:
 
     variants  name -> flags in addition to those of `setting`
     against   variant -> its baseline, where that is not the first variant
-    paper     variant -> what the paper says of it; runs that stand in several comparisons are judged in one of them
     axis      compute that runs are fitted against
-    only_at   the tag whose flags it needs, if train.py has lost them: its runs are reported, and cannot be made here
     """
 
     about: str
     variants: dict[str, str]
     setting: str = GRADED
     against: dict[str, str] = field(default_factory=dict)
-    paper: dict[str, Claim] = field(default_factory=dict)
     axis: str = "tokens"
-    only_at: str = ""
 
 
 # A lag that is held: (k - 1) B groups wait behind each batch, so every token is about k versions old, and as many
@@ -55,16 +51,13 @@ HARD_LAG = f"{SHORT} {HELD[8]}"
 
 MANY_UPDATES = "--schedule ppo_off_policy --k 32 --eval_every 32 --max_sampled_tokens 100000 --eval_samples 4"
 HALF_RATE = "--lr 1.75e-4"
-FEW_PROMPTS = "--dataset graded --task lab.tasks:discover_1 --rollouts 4 --batch_prompts 32 --eval_every 4"
-ALL_RETIRE = FEW_PROMPTS.replace("--eval_every 4", "--max_sampled_tokens 110000")
 # Seven seeds, tokens to .9: without retiring it takes more. Chosen on seeds 101 to 104; committed before these runs.
 MOSTLY_SOLVED = (
     "--dataset graded --task lab.tasks:rare --rollouts 8 --batch_prompts 16 --lr 1.75e-4 "
     "--max_sampled_tokens 160000 --eval_samples 4"
 )
 RAMBLE = "--dataset graded --task lab.tasks:ramble --max_sampled_tokens 40000 --eval_every 4"
-SHORT_BUDGET = "--dataset graded --min_budget 12 --max_budget 14"
-CUT_OFF = f"{SHORT_BUDGET} --length_control none"
+CUT_OFF = "--dataset graded --min_budget 12 --max_budget 14 --length_control none"
 
 CAPS = {"cispo-8": "--eps_max 8"} | {f"dapo-0.{c}": f"--loss dapo --eps_high 0.{c}" for c in (20, 28)}
 OTHERS = {"gspo": "--loss gspo", "grpo": "--loss grpo", "tis": "--loss tis"}
@@ -91,36 +84,6 @@ COMPARISONS = {
             "dapo-0.26": "--loss dapo",
         },
     ),
-    "leave-one-out": Comparison(
-        "the recipe without one ingredient each (Figure 7)",
-        {
-            "scalerl": "",
-            "prompt-normalization": "--normalize_advantages prompt",
-            "length-penalty": "--length_control penalty",
-            "lag-2": HELD[2],  # without the filter a step takes longer, so that more is sampled meanwhile: lag is held
-            "lag-2-no-zero-variance-filter": f"{HELD[2]} --zero_variance keep",
-            "ppo-off-policy-8": "--schedule ppo_off_policy",
-            "sample-average": "--aggregation sample",
-            "dapo-loss": "--loss dapo",
-            "uniform-sampling": "--pass_rate_threshold 1.1",
-        },
-        against={"lag-2-no-zero-variance-filter": "lag-2"},
-        paper={
-            "prompt-normalization": equal("Figure 7"),
-            "length-penalty": equal("Figure 7"),
-            "lag-2-no-zero-variance-filter": equal("Figure 7"),
-            "ppo-off-policy-8": equal("Figure 7"),
-            "sample-average": equal("Figure 7"),
-            "dapo-loss": equal("Figure 7"),
-            "uniform-sampling": equal("Figure 7"),
-        },
-    ),
-    "fp32-head": Comparison(  # needs --vocabulary
-        "the FP32 head, where it can matter: bfloat16 and a large vocabulary (section 3.2)",
-        {"fp32-head": "", "bfloat16-head": "--fp32_head false"},
-        paper={"bfloat16-head": equal("Figure 7")},
-        only_at="v0.13-evidence",
-    ),
     "losses": Comparison(  # GSPO's lower clip is 3/4 of its upper one, as in its paper and in ScaleRL's run
         "the loss, and how much its clip matters (Figure 5)",
         {
@@ -135,12 +98,6 @@ COMPARISONS = {
             "gspo-1e-4": "--loss gspo --eps_low 7.5e-5 --eps_high 1e-4",
         },
         against={"dapo-0.27": "dapo-0.26"},
-        paper={
-            "cispo-4": equal("its runs with caps of 4, 5 and 8"),
-            "cispo-8": equal("its runs with caps of 4, 5 and 8"),
-            "dapo-0.27": lower(" by .050", "its runs with clips of .26 and .27"),
-            "gspo-4e-3": equal("Figure 5: .590, .595"),
-        },
     ),
     "schedules": Comparison(
         "generator and trainer one after the other or side by side, and the lag (Figure 4)",
@@ -155,44 +112,22 @@ COMPARISONS = {
             "ppo-off-policy-1": "--schedule ppo_off_policy --k 1",
         },
         against={"lag-4": "lag-8", "lag-8-half-rate": "lag-8"},
-        paper={
-            "lag-4": equal("Figure 4"),
-            "ppo-off-policy-8": less_steep(" by 1.87", "Figure 4"),
-            "ppo-off-policy-1": less_steep(" by 2.40", "Figure 4"),
-        },
         setting=VLLM,
         axis="device_hours",
-    ),
-    "aggregation": Comparison(
-        "the average of the token losses",
-        {"prompt": ""} | {how: f"--aggregation {how}" for how in ("sample", "token", "constant")},
-        paper={"token": lower("", "section 3.2")},
     ),
     "normalization": Comparison(
         "what divides the advantages",
         {"batch": "", "prompt": "--normalize_advantages prompt", "none": "--normalize_advantages none"},
-        paper={"none": equal("section 3.2")},
     ),
     "recipes": Comparison(
         "prevalent recipes as the paper ran them again (Figure 2)",
         RECIPES,
-        paper={
-            "deepseek-grpo": lower(" by .120", "Figure 2"),
-            "qwen2.5-dapo": lower(" by .095", "Figure 2"),
-            "magistral": lower(" by .075", "Figure 2"),
-            "minimax-m1": equal("Figure 2"),
-        },
-    ),
-    "length": Comparison(
-        "how thinking is kept short, and what is cut off (section 3.2)",
-        {"interruption": "", "penalty": "--length_control penalty", "none": "--length_control none"},
     ),
     # A problem of 2, 3 or 4 operations needs 6, 9 or 12 tokens of thinking; the paper's longer context is slower at
     # first and higher in the end (Table 1).
     "context": Comparison(
         "a thinking budget that the longest problems need, and two that are shorter (the paper: 32k and 14k tokens)",
         {"14-18": "", "9-11": "--min_budget 9 --max_budget 11", "6-8": "--min_budget 6 --max_budget 8"},
-        paper={"9-11": lower(" by .035", "Table 1", "yes"), "6-8": lower("", "Table 1", "yes")},
     ),
     "batch": Comparison(  # there 512, 768 and 2048 completions
         "prompts per optimizer step, at equal tokens",
@@ -201,12 +136,6 @@ COMPARISONS = {
             "batch-16": "--batch_prompts 16 --eval_every 20",
             "batch-64": "--batch_prompts 64 --eval_every 5",
         },
-        paper={"batch-16": equal("Table 1: .605, .610"), "batch-64": higher(" by .035", "Table 1")},
-    ),
-    "downstream": Comparison(  # needs halves of the graded task as data sets
-        "prompts per optimizer step, trained on the easy half of the task",
-        {"batch-64": "--batch_prompts 64 --eval_every 5", "batch-16": "--batch_prompts 16 --eval_every 20"},
-        only_at="v0.13-evidence",
     ),
     "rollouts": Comparison(
         "completions per prompt, at equal completions per step",
@@ -215,10 +144,9 @@ COMPARISONS = {
             "rollouts-8": "--rollouts 8 --batch_prompts 64",
             "rollouts-32": "--rollouts 32 --batch_prompts 16",
         },
-        paper={"rollouts-8": lower(" by .025", "Table 1"), "rollouts-32": equal("Table 1: .595, .610")},
     ),
     "what-for": Comparison(  # its settings were committed before its runs, too
-        "each of the eight changes, in a setting in which it is needed, and without it: what_for.py",
+        "each of the eight changes, in a setting in which it is needed, and without it: PAIRS",
         {
             "recipe": "",
             "in-turns": "--schedule ppo_off_policy",
@@ -230,36 +158,14 @@ COMPARISONS = {
             "many-updates-half-rate-grpo-clip": f"{MANY_UPDATES} {HALF_RATE} --loss grpo",
             "bfloat16": "--dtype bfloat16",
             "bfloat16-head": "--dtype bfloat16 --fp32_head false",
-            "few-prompts": FEW_PROMPTS,
-            "few-prompts-uniform-sampling": f"{FEW_PROMPTS} --pass_rate_threshold 1.1",
-            "all-retire": ALL_RETIRE,
-            "all-retire-uniform-sampling": f"{ALL_RETIRE} --pass_rate_threshold 1.1",
             "mostly-solved": MOSTLY_SOLVED,
             "mostly-solved-uniform-sampling": f"{MOSTLY_SOLVED} --pass_rate_threshold 1.1",
             "ramble": RAMBLE,
             "ramble-cut-off": f"{RAMBLE} --length_control none",
-            "short-budget": SHORT_BUDGET,
             "short-budget-cut-off": CUT_OFF,
             "short-budget-cut-off-sample-average": f"{CUT_OFF} --aggregation sample",
-            # Committed before its runs: do the ends of seeds 0 to 4 agree within .03, and tokens to .5 within 15 %?
-            "recipe-120-steps": "--max_steps 120 --max_sampled_tokens 400000 --eval_samples 4",
         },
         setting=DISCOVER,
-    ),
-    # Committed before its runs: seeds 0 to 6, and none is left out. In pilots of 50k to 150k tokens with seeds 101 and
-    # 102, `scalerl` found thinking at rarities of 100 and 107 (twice each), not at 115 and 125 (twice each) and 150;
-    # `deepseek-grpo` did at 100 and 125, not at 115 and 150.
-    # A run has found it if the mean of its last two evaluations, its end, is above .25.
-    # Shares: Fisher's exact test against `scalerl`, corrected for four tests by Holm's method.
-    # When: the tokens at which a line between evaluations first reaches .25, of the runs that found it.
-    # Ends of the runs that found it: Kruskal and Wallis' test over the recipes with at least three such runs.
-    # Curves cross if the 95 % interval of variant minus `scalerl`, paired by seed over all runs, lies above 0 at one
-    # multiple of 10k tokens and below 0 at another.
-    # Forecast: from a third of a run's tokens; how many runs get a band, and how many later evaluations lie within.
-    "ceilings": Comparison(
-        "the same recipes where the first model thinks so rarely that not every run finds it",
-        {name: flags.replace("53", "13") for name, flags in RECIPES.items()},
-        setting=f"{DISCOVER} --dataset graded --task lab.tasks:discover_110 --max_sampled_tokens 120000",
     ),
     # Committed before their runs: seeds 0 to 6, and none is left out. Tested, paired by seed: FLOPs and sampled tokens
     # to .5 (a line between evaluations), corrected for two tests by Holm's method.
@@ -291,7 +197,7 @@ COMPARISONS = {
         {f"depth-{ops}": f"--task lab.tasks:depth_{ops}" for ops in range(2, 7)},
         setting=f"{SHORT} --min_budget 20 --max_budget 26 --eval_every 4 --held_out 256 --save_every 0",
     ),
-    # The next four were committed with their settings before their runs: lab/results/staleness.md has what came out,
+    # The next three were committed with their settings before their runs: lab/results/staleness.md has what came out,
     # and none is left out.
     # `staleness` had three seeds in all cells but one. Committed before the others were run, at the tag, too: seeds 3
     # to 6 of the highest rate at which all three stand, for each lag: 1.4e-3 at 1, 7e-4 at 2, 4, 3.5e-4 at 8, 16.
@@ -304,20 +210,6 @@ COMPARISONS = {
             for lr in ("3.5e-4", "7e-4", "1.4e-3", "2.8e-3")
         },
         setting=SHORT,
-    ),
-    "stress": Comparison(
-        "a lag of 8 at a rate where some runs fall: the recipe without one ingredient each, and the other losses",
-        {
-            "scalerl": "",
-            "prompt-normalization": "--normalize_advantages prompt",
-            "sample-average": "--aggregation sample",
-            "no-zero-variance-filter": "--zero_variance keep",
-            "uniform-sampling": "--pass_rate_threshold 1.1",
-            "length-penalty": "--length_control penalty",
-        }
-        | CAPS
-        | OTHERS,
-        setting=HARD_LAG,
     ),
     "survivors": Comparison(
         "a lag of 8 at a rate where the recipe falls: which losses and masks of stale tokens (lab/masks.py) survive",
@@ -348,3 +240,76 @@ COMPARISONS = {
         setting=f"{SHORT} --lr 1e-3",
     ),
 }
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One of the eight changes: the variants of `what-for` with it and without it, the column of the curves that shows
+    it at work, and the measure that is tested: the end, or the compute to a pass rate.
+
+    rounds: evaluated after whole rounds of updates only, so that compute counts to one of these evaluations
+    """
+
+    recipe: str
+    without: str
+    mechanism: str
+    tested: str
+    rate: float = 0.5
+    rounds: bool = False
+
+
+CLIP = Pair("many-updates", "many-updates-grpo-clip", "clipped_positive", "tokens", rate=0.25, rounds=True)
+PAIRS = {
+    "pipeline": Pair("recipe", "in-turns", "lag", "device_hours"),
+    "clip": CLIP,
+    "fp32": Pair("bfloat16", "bfloat16-head", "mismatch", "tokens"),
+    "average": Pair("short-budget-cut-off", "short-budget-cut-off-sample-average", "truncated", "end"),
+    "normalization": Pair("recipe", "prompt-normalization", "ess", "tokens"),
+    "filter": Pair("recipe", "no-zero-variance-filter", "kept", "flops"),
+    "retire": Pair("mostly-solved", "mostly-solved-uniform-sampling", "kept", "tokens", rate=0.9),
+    "interruption": Pair("ramble", "ramble-cut-off", "truncated", "end"),
+}
+# Is it the rate? The same at half of it; not one of the eight tests.
+CLIP_AGAIN = replace(CLIP, recipe="many-updates-half-rate", without="many-updates-half-rate-grpo-clip")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What somebody states of variant minus baseline, which our runs could have shown to be otherwise.
+
+    measure  "A", "B", "end" and "elsewhere" (pass rates), compute to .5 ("tokens", "flops"), or "stands": how many
+             runs neither fall nor never rise
+    between  the statement: the difference (of logarithms for compute) lies between these two; None where nobody states
+             one. What is "equal" in A is so within the paper's margin of .02 between equal runs.
+    """
+
+    comparison: str
+    variant: str
+    against: str
+    measure: str
+    words: str
+    between: tuple[float, float] | None = None
+
+
+EQUAL, LOWER, LESS = (-0.02, 0.02), (-math.inf, -0.02), (-math.inf, 0.0)
+NEAR = (math.log(0.8), math.log(1.25))
+STATEMENTS = [
+    Statement("losses", "cispo-4", "cispo-5", "A", "equal: caps of 4, 5 and 8", EQUAL),
+    Statement("losses", "gspo-4e-3", "cispo-5", "A", "equal: Figure 5", EQUAL),
+    Statement("normalization", "none", "batch", "A", "equal: section 3.2", EQUAL),
+    Statement("context", "9-11", "14-18", "A", "lower by .035: Table 1", LOWER),
+    Statement("batch", "batch-16", "batch-32", "A", "equal: Table 1", EQUAL),
+    Statement("rollouts", "rollouts-32", "rollouts-16", "A", "equal: Table 1", EQUAL),
+    Statement("schedules", "ppo-off-policy-8", "pipeline-8", "B", "lower by 1.87: Figure 4", LESS),
+    Statement("schedules", "ppo-off-policy-1", "pipeline-8", "B", "lower by 2.40: Figure 4", LESS),
+    Statement("downstream", "batch-16", "batch-64", "elsewhere", "–"),
+    Statement("batch-rule", "batch-8-root", "batch-32", "tokens", "equal: Malladi et al.", NEAR),
+    Statement("reuse", "tau-5", "tau-1", "end", "equal: Tan et al.", EQUAL),
+    Statement("reuse", "tau-100", "tau-1", "end", "lower: Tan et al.", LOWER),
+    Statement("sizes", "xl", "xs", "flops", "lower: Tan et al.", LESS),
+    # GRPO's own clip is there under two names.
+    Statement("survivors", "grpo dapo-0.20", "cispo-5", "stands", "–"),
+    Statement("survivors", "gspo", "cispo-5", "stands", "–"),
+    Statement("survivors", "dispo", "cispo-5", "stands", "–"),
+    Statement("survivors", "icepop", "cispo-5", "stands", "–"),
+]

@@ -1,304 +1,342 @@
-"""What a flag changed, paired by seed: a table for each comparison, and the findings of RESULTS.md.
+"""The marked tables of the lab's pages, and the pictures that go with them, from the published curves and nothing else.
 
-    python lab/evidence/tables.py       # from the published curves and nothing else (`make -C lab refit`)
+    python lab/evidence/tables.py       # all of them, a few minutes: `make -C lab refit`
 
-Each run is fitted with all its points. A, the ceiling, is compared where it is identifiable. B and C_mid are compared
-at the shared A, the mean of the identifiable ceilings, as in the paper's leave-one-out. A run whose own interval of A
-leaves out the shared one has no B and C_mid, and a variant of which less than half of the pairs are left has none.
-
-THE RULE for what can be told apart. Seeds are paired: seed N has the same starting model and prompts in every variant.
-With d_N = variant - baseline at seed N, the 95 % interval over n seeds is mean(d) -+ t sd(d) / sqrt(n), where t is
-Student's quantile with n - 1 degrees of freedom. Two variants are distinguishable if 0 lies outside. Nothing is
-corrected for the number of intervals: of twenty without any effect, one will look like one.
+comparisons.py has what is compared, runs.py what is measured of a run and the rule that tells two variants apart.
 """
 
 import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from claims import pooled_sd, verdict, visible
-from comparisons import COMPARISONS, Comparison
-from pages import fill, markdown, without_repeats
-from runs import RESULTS, Run, members
-from scipy.special import stdtrit
+from comparisons import CLIP_AGAIN, COMPARISONS, PAIRS, STATEMENTS, Comparison, Pair, Statement
+from runs import (
+    LEAST_PAIRS,
+    PLATEAU,
+    RESULTS,
+    ROOT,
+    Groups,
+    Run,
+    as_text,
+    ceilings,
+    compute_to,
+    cut_at,
+    difference_cell,
+    differences,
+    fitted,
+    holm,
+    interval,
+    judge,
+    measure,
+    members,
+    reach_of,
+    stands,
+    steepness,
+    to_an_evaluation,
+)
+from scipy.stats import fisher_exact, gmean, ttest_1samp
 
-ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab" / "law")]
-from curves import short
-from forecast import Forecast, forecast
+from curves import plot_fits
+from forecast import curve, plot_curves
 
-Groups = Mapping[str, Sequence[Run]]  # variant -> its finished runs, the baseline first
-Interval = tuple[float, float, float]  # mean, low, high
-FALL = 0.1  # an evaluation this far below the best before it
-RATE = 0.5  # the compute to this pass rate is reported
-# Compute: differences of logarithms, shown in percent.
-LOGARITHMIC = ("C_mid", "tokens", "trained", "flops", "device_hours")
-TITLES = {  # Δ: variant minus baseline
-    "A": "ΔA",
-    "B": "ΔB",
-    "C_mid": "ΔC_mid",
-    "end": "Δend",
-    "tokens": "Δtokens to .5",
-    "trained": "the same without what waits",
-    "flops": "ΔFLOPs to .5",
-    "device_hours": "Δhours to .5",
-}
-AT_SHARED_A = ("B", "C_mid")
-IN_TURNS = ("trained", "device_hours")  # are shown where runs were made side by side and their schedules differ
-LEFT_OUT = ["identifiable", "A", "ΔC_mid", "Δend", TITLES["trained"]]  # of the page; ablate.py prints them
-LEAST_PAIRS = 3  # for a verdict, and for bold
+from tasks.arithmetic import CEILING
+
+Published = Mapping[str, Groups]  # comparison -> its runs
+LAB = RESULTS.parent
 
 
-# ------------------------------------------------------------------------------------------------------ one run
+def markdown(frame: pd.DataFrame) -> str:
+    """A Markdown table."""
+    head, *rows = [f"| {' | '.join(map(str, row))} |" for row in (frame.columns, *frame.to_numpy())]
+    return "\n".join([head, "|---" * len(frame.columns) + "|", *rows])
 
 
-def fit_to(run: Run, axis: str, share: float = 1.0) -> Forecast:
-    """The forecast from the first `share` of a run's compute on that axis."""
-    C = np.where(run.points["step"] == 0, 0.0, run.points[axis])  # the clock may have run before the first step
-    seen = share * C.max() * (1 + 1e-12) >= C
-    return forecast(C[seen], run.rates[seen], n_samples=run.points["n"][seen])
+def without_repeats(frame: pd.DataFrame) -> str:
+    """The table without the columns in which all rows agree; a line below names them. The first column stays."""
+    alike = [name for name in frame.columns[1:] if len(frame) > 1 and frame[name].nunique() == 1]
+    text = markdown(frame.drop(columns=alike))
+    if alike:
+        text += "\n\nIn all rows: " + "; ".join(f"{name} {frame[name].iloc[0]}" for name in alike) + "."
+    return text
 
 
-fitted = cache(fit_to)  # comparisons share runs
+def share_of(values: Sequence[bool]) -> str:
+    """`18 of 20`."""
+    return f"{sum(values)} of {len(values)}"
 
 
-def compute_to(compute: np.ndarray, rates: np.ndarray, rate: float) -> float:
-    """Compute at which the straight line between evaluations first reaches `rate`; NaN if no evaluation does."""
-    reached = np.flatnonzero(rates >= rate)
-    if reached.size == 0:
-        return math.nan
-    i = reached[0]
-    if i == 0:
-        return float(compute[0])
-    return float(np.interp(rate, rates[i - 1 : i + 1], compute[i - 1 : i + 1]))
-
-
-def waiting(run: Run) -> float:
-    """Tokens that wait in the queue: what was sampled by the second evaluation beyond what its steps trained on, at the
-    tokens of a step between the second and the fourth."""
-    tokens = run.points["tokens"]
-    step = run.points["step"]
-    if step.size < 4:
-        return math.nan
-    of_a_step = (tokens[3] - tokens[1]) / (step[3] - step[1])
-    return float(tokens[1] - step[1] * of_a_step)
-
-
-def depths(rates: np.ndarray) -> np.ndarray:
-    """(N,): how far each evaluation lies below the best before it; 0 at a new best."""
-    return np.maximum.accumulate(rates) - rates
+def fill(page: Path, blocks: Mapping[str, str]) -> None:
+    """Puts each block into a page, between the lines `<!-- refit NAME -->` and `<!-- end -->`."""
+    text = page.read_text()
+    for name, block in blocks.items():
+        pattern = rf"(<!-- refit {re.escape(name)} -->\n).*?(<!-- end -->)"
+        text = re.sub(pattern, lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text, flags=re.S)
+    page.write_text(text)
+    print(f"written to {page}")
 
 
 # ------------------------------------------------------------------------------------------------ one comparison
 
-
-def measure(groups: Groups, axis: str = "tokens", rate: float = RATE) -> pd.DataFrame:
-    """The numbers of each run, a row for each (variant, seed), with the compute to `rate`; NaN where there is none."""
-    runs = {(variant, run.seed): run for variant, group in groups.items() for run in group}
-    fits = {key: fitted(run, axis) for key, run in runs.items()}
-    identifiable = [f.fit.A for f in fits.values() if f.identifiable]
-    known = [f.fit.A for f in fits.values() if math.isfinite(f.fit.A)]
-    shared = float(np.mean(identifiable or known)) if known else None
-    rows = {}
-    for key, run in runs.items():
-        own = fits[key].fit
-        again = forecast(own.C, own.R, n_samples=own.n, A=shared).fit
-        low, high = own.A_interval
-        possible = shared is not None and low <= shared <= high
-        tokens = compute_to(run.points["tokens"], run.rates, rate)
-        rows[key] = {
-            "A": own.A if own.identifiable else math.nan,
-            "B": again.B if possible else math.nan,
-            "C_mid": again.C_mid if possible else math.nan,
-            "end": run.rates[-2:].mean(),
-            "tokens": tokens,
-            "trained": tokens - waiting(run),
-            "flops": compute_to(run.points["flops"], run.rates, rate),
-            "device_hours": compute_to(run.points["device_hours"], run.rates, rate),
-            "fell": depths(run.rates).max(),
-        }
-    return pd.DataFrame.from_dict(rows, orient="index")
+TITLES = {  # Δ: variant minus baseline
+    "A": "ΔA",
+    "B": "ΔB",
+    "tokens": "Δtokens to .5",
+    "flops": "ΔFLOPs to .5",
+    "device_hours": "Δhours to .5",
+    "end": "Δend",
+    "elsewhere": "Δend on the other half",
+}
 
 
-def baselines(c: Comparison, numbers: pd.DataFrame) -> dict[str, str]:
-    """{variant: its baseline}, for the variants that have one with finished runs."""
-    first = next(iter(c.variants))
-    variants = numbers.index.unique(0)
-    pairs = {variant: c.against.get(variant, first) for variant in variants if variant != first}
-    return {variant: base for variant, base in pairs.items() if base in variants}
-
-
-def differences(numbers: pd.DataFrame, variant: str, base: str, name: str) -> pd.Series:
-    """Variant minus baseline by seed, where both are known; of logarithms for compute."""
-    column = numbers[name]
-    if name in LOGARITHMIC:
-        column = np.log(column.where(column > 0))
-    return (column[variant] - column[base]).dropna()
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """(mean, low, high): Student's 95 % interval of the mean over seeds; NaN ends for one value, all NaN for none."""
-    n = len(values)
-    mean = float(np.mean(values)) if n else math.nan
-    if n < 2:
-        return mean, math.nan, math.nan
-    reach = float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) / math.sqrt(n)
-    return mean, mean - reach, mean + reach
-
-
-def as_text(values: Sequence[float], name: str) -> str:
-    """`-0.001 [-0.003, +0.001]`; of logarithms `+39 % [+22, +59]`, from ten times on `18 times [2.35, 43.8]`. What is
-    NaN is left out."""
-    known = [value for value in values if not math.isnan(value)]
-    unit = ""
-    if not known:
-        return "–"
-    if name not in LOGARITHMIC:
-        digits = 2 if name == "B" else 3
-        words = [f"{value:+.{digits}f}" for value in known]
-    elif max(known) > math.log(10):
-        words = [f"{math.exp(value):.3g}" for value in known]
-        unit = " times"
-    else:
-        words = [f"{100 * math.expm1(value):+.0f}" for value in known]
-        unit = " %"
-    mean, *ends = words
-    if ends:
-        return f"{mean}{unit} [{', '.join(ends)}]"
-    return mean + unit
-
-
-def difference_cell(numbers: pd.DataFrame, variant: str, base: str, name: str) -> str:
-    """The difference with its interval, in bold where THE RULE tells the two apart, and of how many seeds if not of
-    all."""
-    apart = differences(numbers, variant, base, name)
-    mean, low, high = interval(apart)
-    text = as_text((mean, low, high), name)
-    n = len(numbers.loc[variant])
-    if name in AT_SHARED_A and 2 * len(apart) < n:
-        return "–"
-    if 0 < len(apart) < n:
-        text += f" ({len(apart)} of {n})"
-    if len(apart) >= LEAST_PAIRS and (low > 0 or high < 0):
-        return f"**{text}**"
-    return text
-
-
-def compare(c: Comparison, numbers: pd.DataFrame) -> pd.DataFrame:
-    """The table of one comparison: what the runs of each variant did, and what changed against its baseline."""
-    against = baselines(c, numbers)
+def compare(c: Comparison, groups: Groups, but: Sequence[str] = ("end", "elsewhere")) -> pd.DataFrame:
+    """The table of one comparison: what the runs of each variant did, and what changed against its baseline; `but`
+    these measures. Only runs of a comparison in time were made side by side."""
+    numbers = measure(groups).assign(A=ceilings(groups, c.axis))
+    names = [name for name in TITLES if name not in but and (name != "device_hours" or c.axis == "device_hours")]
+    if "B" in names:
+        numbers["B"] = steepness(groups, c.axis)
     rows = []
-    for variant in numbers.index.unique(0):
-        group = numbers.loc[variant]
-        base = against.get(variant, "")
+    for variant in groups:
+        base = c.against.get(variant, next(iter(c.variants)))
+        has_base = base != variant and base in groups
         row = {"variant": variant}
         if c.against:  # else it is the first variant for all
-            row["against"] = base or "–"
-        row |= {
-            "seeds": len(group),
-            "identifiable": group["A"].count(),
-            "fell": (group["fell"] > FALL).sum(),
-            "A": f"{group['A'].mean():.3f}".replace("nan", "–"),
-            "end": f"{group['end'].mean():.3f}",
-        }
-        for name, title in TITLES.items():
-            if name not in IN_TURNS or c.axis == "device_hours":
-                row[title] = difference_cell(numbers, variant, base, name) if base else "–"
+            row["against"] = base if has_base else "–"
+        group = numbers.loc[variant]
+        row |= {"seeds": len(group), "fell": group["fell"].sum(), "end": f"{group['end'].mean():.3f}"}
+        row |= {TITLES[name]: difference_cell(numbers, variant, base, name) if has_base else "–" for name in names}
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-# -------------------------------------------------------------------------------------------- against the paper
+def comparisons(published: Published) -> dict[str, str]:
+    """The tables of results/comparisons.md. The paper has a B of the schedules only."""
+    tables = {}
+    for name in re.findall("<!-- refit (.+) -->", (RESULTS / "comparisons.md").read_text()):
+        c = COMPARISONS[name]
+        but = () if c.axis == "device_hours" else ("B",)
+        tables[name] = without_repeats(compare(c, published[name], (*but, "end", "elsewhere")))
+    return tables
 
 
-def spread(numbers: pd.DataFrame, against: Mapping[str, str], name: str) -> float:
-    """Standard deviation of the paired differences, pooled within the variants. Runs that fall are left out: one
-    collapse has a C_mid a thousand times as large, and would hide what all others could see."""
-    calm = numbers.where(numbers["fell"] <= FALL)
-    return pooled_sd([differences(calm, variant, base, name) for variant, base in against.items()])
+# ----------------------------------------------------------------------------------- what the ladder cannot ask
+
+LOSSES = 13  # were put to a lag of 8 beside CISPO: a p value is corrected for as many
 
 
-def findings(c: Comparison, numbers: pd.DataFrame) -> pd.DataFrame:
-    """What the paper has, what we have, and whether the runs could have told."""
-    against = baselines(c, numbers)
+def verdict(low: float, high: float, between: tuple[float, float] | None, pairs: int) -> str:
+    """What our interval [low, high] of a difference says of the statement that it lies `between` two numbers: the same
+    if all of ours does, the opposite if none does, else, and of fewer than three pairs, nothing."""
+    if between is None:
+        return "–"
+    if pairs >= LEAST_PAIRS and between[0] <= low and high <= between[1]:
+        return "**same here**"
+    if pairs >= LEAST_PAIRS and (high < between[0] or low > between[1]):
+        return "**opposite here**"
+    return "**not visible here**"
+
+
+def finding(s: Statement, groups: Groups) -> dict[str, object]:
+    """A row: what is stated of variant minus baseline, and what our runs have."""
+    row = {"comparison": s.comparison, "variant": s.variant, "against": s.against, "stated": s.words}
+    if s.measure == "stands":
+        runs = [[run for name in names.split() for run in groups[name]] for names in (s.variant, s.against)]
+        (up, n), (base_up, base_n) = [(sum(map(stands, side)), len(side)) for side in runs]
+        p = min(1, LOSSES * fisher_exact([[up, n - up], [base_up, base_n - base_up]]).pvalue)
+        return row | {"here": f"{up} of {n} stand, {base_up} of {base_n}; p {p:.2g}", "pairs": "–", "verdict": "–"}
+    both = {name: groups[name] for name in (s.against, s.variant)}
+    numbers = measure(both)
+    if s.measure == "A":
+        numbers["A"] = ceilings(both)
+    if s.measure == "B":  # all schedules share a ceiling
+        numbers["B"] = steepness(groups, "device_hours")
+    apart = differences(numbers, s.variant, s.against, s.measure)
+    ends = interval(apart)
+    here = f"{TITLES[s.measure]} {as_text(ends, s.measure)}"
+    return row | {"here": here, "pairs": len(apart), "verdict": verdict(*ends[1:], s.between, len(apart))}
+
+
+def findings(published: Published) -> dict[str, str]:
+    """The table of RESULTS.md: every statement, and how many ends a forecast of ours held."""
+    rows = [finding(s, published[s.comparison]) for s in STATEMENTS]
+    for cut, share in CUTS.items():
+        inside = share_of([judge(run, share)["inside"] for run in runs_in(published, "law")])
+        row = {"comparison": "law", "variant": f"{cut} of a run", "against": "its end", "stated": "95 % inside"}
+        rows.append(row | {"here": f"{inside} inside", "pairs": "–", "verdict": "–"})
+    return {"findings": markdown(pd.DataFrame(rows))}
+
+
+# --------------------------------------------------------------------------------------------- the eight changes
+
+WORDS = {  # of the measures, and of the columns that show a mechanism at work
+    "tokens": "sampled tokens",
+    "flops": "FLOPs",
+    "device_hours": "device-hours",
+    "end": "pass rate at the end",
+    "lag": "mean lag, updates",
+    "clipped_positive": "tokens silenced by the clip",
+    "mismatch": "mismatch, nats a token",
+    "truncated": "completions cut off",
+    "ess": "effective sample size",
+    "kept": "rollouts that train",
+}
+
+
+def pair_row(name: str, pair: Pair, groups: Groups) -> dict[str, object]:
+    """What a pair's runs show: the change at work, and what is tested, without the change minus with it."""
+    both = {variant: groups[variant] for variant in (pair.recipe, pair.without)}
+    numbers = measure(both, pair.rate, to_an_evaluation if pair.rounds else compute_to)
+    apart = differences(numbers, pair.without, pair.recipe, pair.tested)
+    with_it, without = (np.mean([np.nanmean(run.points[pair.mechanism]) for run in runs]) for runs in both.values())
+    return {
+        "change": name,
+        "pairs": len(apart),
+        "at work": f"{WORDS[pair.mechanism]} {with_it:.3g}, without {without:.3g}",
+        "tested": WORDS[pair.tested] + ("" if pair.tested == "end" else f" to {pair.rate:g}"),
+        "without it": difference_cell(numbers, pair.without, pair.recipe, pair.tested),
+        "end": difference_cell(numbers, pair.without, pair.recipe, "end"),
+        "p": ttest_1samp(apart, 0).pvalue,
+    }
+
+
+def evaluated_alike(results: pd.DataFrame) -> pd.DataFrame:
+    """The table of interruption.csv: each model of `ramble` answers with the phrase and without it, however it was
+    trained."""
     rows = []
-    for variant, claim in c.paper.items():
-        if variant not in against:
-            continue
-        name = claim.measure
-        apart = differences(numbers, variant, against[variant], name)
-        mean, low, high = interval(apart)
-        could_see = visible(spread(numbers, against, name), len(apart))
+    for answers, group in results.groupby("evaluated"):
+        rates = group.pivot(index="seed", columns="trained", values="pass_rate")
+        apart = as_text(interval(rates["without"] - rates["with"]), "end")
+        means = {f"trained {name}": f"{rates[name].mean():.3f}" for name in ("first", "with", "without")}
+        rows.append({"answers": answers, "seeds": len(rates)} | means | {"without minus with": apart})
+    return pd.DataFrame(rows).rename(columns={"trained first": "first model"})
+
+
+def eight_changes(published: Published) -> dict[str, str]:
+    """The tables of what_for.md."""
+    groups = published["what-for"]
+    rows = [pair_row(name, pair, groups) for name, pair in PAIRS.items()]
+    for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row["p"] = f"{p:.2g}"
+    rows.append(pair_row("clip, half of the rate", CLIP_AGAIN, groups) | {"p": "–"})
+    table = pd.DataFrame(rows).rename(columns={"p": "p (Holm)"})
+    alike = evaluated_alike(pd.read_csv(RESULTS / "interruption.csv"))
+    return {"what-for": markdown(table), "interruption": markdown(alike)}
+
+
+# ------------------------------------------------------------------------------------------------------- the law
+
+CUTS = {"a quarter": 0.25, "half": 0.5}  # of a run's compute
+TASKS = {"graded": "law", "chain": "chain"}  # and the file of a run
+REACHES = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)  # C_mid
+
+
+def cut_row(name: str, share: float, runs: Sequence[Run]) -> dict[str, str]:
+    """A row of the table: these runs, fitted to `share` of their compute."""
+    results = pd.DataFrame([judge(run, share) for run in runs])
+    return {
+        "fitted": name,
+        "runs": str(len(runs)),
+        "C_mid seen, median": f"{results['reach'].median():.1f}",
+        "end inside": share_of(results["inside"]),
+        "mean error [95 %]": "{:+.4f} [{:+.4f}, {:+.4f}]".format(*interval(results["error"].dropna())),
+        "identifiable": share_of(results["identifiable"]),
+        "A holds the plateau": share_of(results["holds the plateau"]),
+    }
+
+
+def reach_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """These runs by how far the data reach, in C_mid as measured."""
+    cuts = [cut_at(run, reach) for reach in REACHES for run in runs]
+    results = pd.DataFrame([cut for cut in cuts if cut])
+    rows = []
+    for reach, group in results.groupby("reach"):
+        sure = group[group["identifiable"]]
         row = {
-            "variant": variant,
-            "against": against[variant],
-            "the paper": claim.words,
-            "source": claim.source,
-            "could this task show it?": claim.visible,
-            "here": as_text((mean, low, high), name),
-            "pairs": len(apart),
-            "could see": short(could_see) if could_see > 0 else "–",
-            "verdict": f"**{verdict(low, high, claim, len(apart) >= LEAST_PAIRS)}**",
+            "data reach": f"{reach:g} C_mid",
+            "runs": len(group),
+            "inside": group["inside"].sum(),
+            "A holds": group["holds"].sum(),
+            "width": f"{group['width'].median():.3f}",
+            "identifiable (A misses the plateau)": f"{group['identifiable'].mean():.0%} ({share_of(~sure['holds'])})",
         }
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-# -------------------------------------------------------------------------------------------------------- pages
+def runs_in(published: Published, *names: str) -> list[Run]:
+    """The runs of these comparisons, each once."""
+    return list({run.name: run for name in names for group in published[name].values() for run in group}.values())
 
 
-def draw(published: Mapping[str, Groups]) -> None:
-    """The picture of RESULTS.md: runs that were made side by side on one clock; and runs whose tokens are stale."""
-    from matplotlib.figure import Figure
+def is_graded(run: Run) -> bool:
+    """Whether it is a run of the graded task."""
+    return "--dataset graded" in run.flags and "--task" not in run.flags
 
-    figure = Figure(figsize=(8.5, 3.2))
-    speed, falls = figure.subplots(1, 2, sharey=True)
-    lines = [
-        (speed, "schedules", "pipeline-8", "PipelineRL", "C0-"),
-        (speed, "schedules", "ppo-off-policy-8", "in turns of 8 updates", "C1--"),
-        (falls, "survivors", "dispo", "DISPO", "C0-"),
-        (falls, "survivors", "cispo-5", "CISPO", "C1--"),
-    ]
-    for axes, comparison, variant, label, look in lines:
-        runs = published[comparison][variant][:7]
-        for run in runs:
-            seconds = run.points["device_hours"] * 3600 / 2  # on two cores
-            C = seconds if axes is speed else run.points["tokens"] / 1000
-            axes.plot(C, run.rates, look, lw=0.8, label=label if run is runs[0] else None)
-            fallen = depths(run.rates) > FALL
-            axes.plot(C[fallen], run.rates[fallen], f"{look[:2]}.", ms=3)
-        axes.legend(loc="center right")
-    speed.set(title="PipelineRL learns in less time than turns", xlabel="seconds on two cores", xlim=(0, 100))
-    speed.set_ylabel("pass rate")
-    falls.plot([], [], "k.", ms=3, label=f"fallen: more than {FALL} below its best")
-    falls.legend(loc=(0.4, 0.1), fontsize=8)
-    falls.set(title="Eight updates old: CISPO falls, DISPO mostly stands", xlabel="thousand sampled tokens")
-    figure.savefig(RESULTS.parent / "pictures" / "speed_and_falls.png", dpi=130)
+
+def is_whole(run: Run) -> bool:
+    """Whether a run of the graded task is of all problems and evaluated as it is trained, else its ceiling is another;
+    and as many evaluations as a plateau needs."""
+    known = "--difficulty" not in run.flags and "--eval_temperature" not in run.flags
+    return is_graded(run) and known and run.rates.size >= PLATEAU
+
+
+def law(published: Published) -> dict[str, str]:
+    """The tables of results/law.md."""
+    every = runs_in(published, *published)
+    groups = {
+        "law": runs_in(published, "law"),
+        "law-greedy": runs_in(published, "law-greedy"),
+        "3 C_mid": [run for run in every if is_whole(run) and reach_of(run, 0.5) >= 3],  # as far as the paper's fits
+        "chain": runs_in(published, "chain"),
+    }
+    rows = [cut_row(f"{name}, {cut}", share, runs) for name, runs in groups.items() for cut, share in CUTS.items()]
+    reach = reach_table([run for run in every if is_graded(run) and stands(run)])
+    return {"cuts": markdown(pd.DataFrame(rows)), "reach": markdown(reach)}
+
+
+# ------------------------------------------------------------------------------------------------------ pictures
+
+
+def draw(recipes: Groups) -> None:
+    """The pictures of README.md and RESULTS.md: two recipes, and forecasts of published runs with what came."""
+    picture = ROOT / "docs" / "grpo.png"
+    grpo = recipes["deepseek-grpo"]
+    seeds = {run.seed for run in grpo}
+    groups = {"ScaleRL": [run for run in recipes["scalerl"] if run.seed in seeds], "plain GRPO": grpo}
+    figure = plot_fits(
+        {name: [fitted(run, "flops").fit for run in runs] for name, runs in groups.items()}, "flops", picture
+    )
+    start, end = (gmean([compute_to(run.points["flops"], run.rates, 0.5) for run in runs]) for runs in groups.values())
+    (axes,) = figure.axes
+    axes.annotate("", (end, 0.5), (start, 0.5), arrowprops={"arrowstyle": "->"})
+    axes.text(math.sqrt(start * end), 0.51, f"{end / start:.1f} times", ha="center")
+    axes.axhline(CEILING, color="gray", ls="--", lw=1)
+    figure.savefig(picture, dpi=130)
+    paper = curve(RESULTS / "paper_8B_run.jsonl", 0.25, "The paper's 8B run")
+    plot_curves([[paper._replace(x="GPU-hours")]], ROOT / "docs" / "law.png")
+    tasks = [curve(RESULTS / f"{file}.jsonl", 0.5, f"Task {name}") for name, file in TASKS.items()]
+    plot_curves([tasks], RESULTS / "law.png")
+
+
+PAGES = {
+    LAB / "RESULTS.md": findings,
+    LAB / "what_for.md": eight_changes,
+    RESULTS / "comparisons.md": comparisons,
+    RESULTS / "law.md": law,
+}
 
 
 def main() -> None:
-    """Remakes the tables of lab/results/comparisons.md, and the findings and the first picture of RESULTS.md."""
-    page = RESULTS / "comparisons.md"
+    """Remakes the tables and the pictures."""
     published = members()
-    tables = {}
-    rows = []
-    for name in re.findall("<!-- refit (.+) -->", page.read_text()):
-        c = COMPARISONS[name]
-        numbers = measure(published[name], c.axis)
-        left_out = LEFT_OUT if c.axis == "device_hours" else [*LEFT_OUT, "ΔB"]  # the paper has B of the schedules
-        tables[name] = without_repeats(compare(c, numbers).drop(columns=left_out, errors="ignore"))
-        if c.paper:
-            frame = findings(c, numbers)
-            frame.insert(0, "comparison", name)
-            rows.append(frame)
-    fill(page, tables)
-    fill(RESULTS.parent / "RESULTS.md", {"findings": markdown(pd.concat(rows).drop(columns="could see"))})
-    draw(published)
+    for page, blocks in PAGES.items():
+        fill(page, blocks(published))
+    draw(published["recipes"])
 
 
 if __name__ == "__main__":

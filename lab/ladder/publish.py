@@ -14,20 +14,14 @@ from rungs import COLUMNS, PAGE, ROOT, RUNGS, Row
 from scipy.stats import ttest_1samp
 
 sys.path.insert(0, str(ROOT / "lab" / "evidence"))
-from pages import fill, markdown
-from tables import interval
+from runs import compute_to, holm, interval
+from tables import fill, markdown
 
 
 def reached(curve: list[Row], axis: str, rate: float | None) -> float:
-    """Compute at which a line between evaluations first reaches the rate, NaN if none does; or, without a rate, the
-    mean of the last two pass rates."""
-    rates, compute = ([row[key] for row in curve] for key in ("pass_rate", axis))
-    if rate is None:
-        return float(np.mean(rates[-2:]))
-    after = next((i for i, value in enumerate(rates) if value >= rate), None)
-    if after is None:
-        return np.nan
-    return float(np.interp(rate, rates[max(after - 1, 0) : after + 1], compute[max(after - 1, 0) : after + 1]))
+    """Compute to the rate, NaN if it is never reached; or, without a rate, the mean of the last two pass rates."""
+    compute, rates = (np.array([row[key] for row in curve]) for key in (axis, "pass_rate"))
+    return float(np.mean(rates[-2:])) if rate is None else compute_to(compute, rates, rate)
 
 
 def row(rung: int, rows: list[Row]) -> dict[str, object]:
@@ -49,14 +43,20 @@ def row(rung: int, rows: list[Row]) -> dict[str, object]:
         "measure": "pass rate at the end" if rate is None else f"{axis} to {rate:g}",
         "against the rung before": text,
         "pairs": str(len(apart)),
-        "p": ttest_1samp(apart, 0).pvalue,
+        "p (Holm)": ttest_1samp(apart, 0).pvalue,
         "seen here": "a gain" if (ends[0] > 0) == (rate is None) else "a cost",
     }
 
 
-def holm(p: pd.Series) -> pd.Series:
-    """Corrects n p-values: the least times n, the next times n - 1, ..., none below the one before, none above 1."""
-    return (p.sort_values() * np.arange(len(p), 0, -1)).cummax().clip(upper=1).reindex(p.index)
+def table(rows: list[Row]) -> str:
+    """The table: each rung against the one before, and what can be seen after a correction for eight tests."""
+    tests = [row(rung, rows) for rung in range(1, len(RUNGS))]
+    for cells, p in zip(tests, holm([cells["p (Holm)"] for cells in tests]), strict=True):
+        cells["p (Holm)"] = f"{p:.3f}"
+        if p >= 0.05:
+            cells["seen here"] = "no"
+    first = {"rung": "[0](#0-grpo)", "adds": NAMES[0], "setting": RUNGS[0]}
+    return markdown(pd.DataFrame([first, *tests]).fillna("–"))
 
 
 def gather(folder: Path) -> None:
@@ -66,21 +66,10 @@ def gather(folder: Path) -> None:
     PAGE.with_name("curves.csv").write_text("\n".join(lines) + "\n")
 
 
-def page() -> None:
-    """The table and the pictures from curves.csv."""
-    rows = published()
-    first = {"rung": "[0](#0-grpo)", "adds": NAMES[0], "setting": RUNGS[0]}
-    table = pd.DataFrame([first, *(row(rung, rows) for rung in range(1, len(RUNGS)))])
-    p = holm(table["p"].dropna())
-    table["p"] = p.map("{:.3f}".format)
-    table.loc[p.index[p >= 0.05], "seen here"] = "no"
-    table = table.fillna("–").rename(columns={"p": "p (Holm)"})
-    fill(PAGE, {"ladder": markdown(table)})
-    for rung in range(len(RUNGS)):
-        draw(rung, rows, PAGE.with_name(f"rung_{rung}.png"))
-
-
 if __name__ == "__main__":
     if sys.argv[1:]:
         gather(Path(sys.argv[1]))
-    page()
+    rows = published()
+    fill(PAGE, {"ladder": table(rows)})
+    for rung in range(len(RUNGS)):
+        draw(rung, rows, PAGE.with_name(f"rung_{rung}.png"))

@@ -4,7 +4,6 @@ import random
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,17 +90,14 @@ def test_a_row_of_the_table_by_hand():
     (curve, _) = publish.curves_of(rows, 8, "discover").values()
     assert publish.reached(curve, "tokens", 0.5) == pytest.approx(150)
     assert publish.reached(curve, "tokens", None) == pytest.approx(0.7)
-    assert publish.reached(curve, "tokens", 0.9) != publish.reached(curve, "tokens", 0.9)  # NaN: never
     row = publish.row(8, rows)
     assert (
         row["against the rung before"] == "-50% [-50%, -50%]" and row["pairs"] == "2" and row["seen here"] == "a gain"
     )
 
 
-def test_holms_correction_by_hand():
-    """.01 times three; .03 times two, .06; .04 times one would be less, so .06, too."""
-    assert list(publish.holm(pd.Series([0.04, 0.01, 0.03]))) == pytest.approx([0.06, 0.03, 0.06])
-    assert list(publish.holm(pd.Series([0.9, 0.8]))) == [1.0, 1.0]
+def test_the_page_has_the_table_of_the_published_curves():
+    assert f"<!-- refit ladder -->\n{publish.table(run.published())}\n<!-- end -->" in run.PAGE.read_text()
 
 
 def test_the_published_curves_are_whole():

@@ -1,4 +1,5 @@
-"""lab/evidence/ablate.py: which runs are made and which are not made again. A stand-in takes the place of train.py."""
+"""lab/evidence/ablate.py: which runs are made and which are not made again, and how folders become published rows. A
+stand-in takes the place of train.py."""
 
 import json
 import os
@@ -9,18 +10,14 @@ import time
 from pathlib import Path
 
 import ablate
+import pandas as pd
 import pytest
-from comparisons import COMPARISONS, Comparison
-
-from runtime.folder import signed
+import runs
+from comparisons import COMPARISONS, PAIRS, Comparison
 
 pytestmark = pytest.mark.medium
 
-STAND_IN = (
-    f"""
-WHOLE = {json.dumps(signed({"files": {}}))!r}
-"""
-    + """
+STAND_IN = """
 import json, os, pathlib, signal, sys, time
 flags = dict(zip([word[2:] for word in sys.argv[1::2]], sys.argv[2::2]))
 folder = pathlib.Path(flags.get("resume") or flags["output_dir"])
@@ -33,7 +30,6 @@ with open(__file__ + ".calls", "a") as file:
 
 def stop(number, frame):
     (folder / "checkpoints/step-000003").mkdir(parents=True)
-    (folder / "checkpoints/step-000003/state.json").write_text(WHOLE)
     sys.exit(130)
 
 signal.signal(signal.SIGINT, stop)
@@ -43,7 +39,6 @@ rows = [{"step": i, "tokens": 1000 * i, "device_hours": i, "flops": i, "pass_rat
 (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
 sys.exit(orders.get("exit", 0))
 """
-)
 
 
 @pytest.fixture
@@ -67,17 +62,17 @@ def program(monkeypatch, tmp_path):
     return call
 
 
-@pytest.mark.parametrize("name", [name for name, c in COMPARISONS.items() if not c.only_at])
+@pytest.mark.parametrize("name", COMPARISONS)
 def test_every_row_is_accepted_by_train(name, tmp_path):
-    """Flags that train.py refuses, or rounds, would show only after minutes. Baselines are rows."""
+    """Flags that train.py refuses would show only after a while. Baselines are rows."""
     from runtime.flags import check_flags, parse_flags
 
     for job in ablate.plan(name, tmp_path, 1, [], 900):
         flags = parse_flags([*job.flags, "--output_dir", str(job.folder)], "about")
-        assert not [note for note in check_flags(flags) if "rounded" in note or "does nothing" in note]
+        check_flags(flags)  # raises
         assert flags.max_sampled_tokens == 900
     c = COMPARISONS[name]
-    assert {*c.against, *c.against.values(), *c.paper} <= set(c.variants)
+    assert {*c.against, *c.against.values()} <= set(c.variants)
 
 
 def test_finished_runs_are_never_run_again(program, tmp_path, capsys):
@@ -90,11 +85,11 @@ def test_finished_runs_are_never_run_again(program, tmp_path, capsys):
     capsys.readouterr()
     assert program("--seeds", "2") == 0
     output = capsys.readouterr().out
-    picture = tmp_path / "runs" / "one" / "overlay.png"
+    picture = tmp_path / "runs" / "one.png"
     assert f"picture: {picture}" in output and picture.read_bytes()[:4] == b"\x89PNG"
     assert "4 runs are finished, 0 are to be run" in output and len(program.calls()) == 5
     (dapo,) = [line.split() for line in output.splitlines() if line.split()[0] == "dapo"]
-    assert dapo[1:3] == ["2", "0"] and "+0.000" in dapo  # two seeds; a straight line has no ceiling
+    assert dapo[1:4] == ["2", "0", "0.575"]  # two seeds, no fall; the last two rates are .55 and .6
     assert program("--only", "nothing") == 2
 
 
@@ -111,7 +106,7 @@ def test_a_failed_run_is_tried_again_and_a_refused_flag_ends_the_sweep(program, 
 def test_a_folder_with_other_flags_is_refused(program, capsys):
     """Neither taken for the run nor overwritten."""
     assert program("--seeds", "1") == 0
-    assert program("--seeds", "1", "--budget", "90k") == 2
+    assert program("--seeds", "1", "--budget", "90_000") == 2
     assert "holds a run with --k 4" in capsys.readouterr().err and len(program.calls()) == 2
 
 
@@ -134,14 +129,106 @@ sys.exit(ablate.main({words}))"""
     assert sweep.wait() == 130
     program.script({})
     assert program("--seeds", "1") == 0
-    assert sorted(program.calls()) == [
-        f"{verb} {name} seed-0" for verb in ("begin", "resume") for name in ("base", "dapo")
+    calls = [f"{verb} {name} seed-0" for verb in ("begin", "resume") for name in ("base", "dapo")]
+    assert sorted(program.calls()) == calls
+
+
+def test_one_of_the_eight_changes_is_made_with_and_without_it(monkeypatch, tmp_path):
+    jobs = []
+    monkeypatch.setattr(ablate, "make", lambda planned, at_once: jobs.extend(planned) or 130)
+    assert ablate.main(["clip", "--seeds", "1", "--output", str(tmp_path)]) == 130
+    assert [job.folder.parent.name for job in jobs] == ["many-updates", "many-updates-grpo-clip"]
+    variants = COMPARISONS["what-for"].variants
+    for pair in PAIRS.values():
+        assert variants[pair.without].startswith(variants[pair.recipe]) and pair.without != pair.recipe
+
+
+# ------------------------------------------------------------------------------------------------- from run folders
+
+
+def run_folder(output, name, evals=(), steps=(), exit_code=0):
+    """A run that ablate.py made."""
+    folder = output / name
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"batch_prompts": 32, "rollouts": 16}))
+    for file, records in (("eval.jsonl", evals), ("metrics.jsonl", [{"config": {}}, *steps])):
+        (folder / file).write_text("".join(json.dumps(record) + "\n" for record in records))
+    folder.with_suffix(".json").write_text(json.dumps({"flags": ["--loss", "dapo"], "exit_code": exit_code}))
+    return folder
+
+
+def evaluation(step, pass_rate):
+    compute = {"step": step, "tokens": 1000 * step, "device_hours": 0.0123456789 * step, "flops": 123456 * step}
+    return compute | {"pass_rate": pass_rate, "n_prompts": 512, "n_samples": 2, "truncated": 0.5}
+
+
+def test_a_row_by_hand(tmp_path):
+    """Evaluations at steps 0, 2 and 3. Steps 1 and 2 have lags 1 and 2 (largest 3 and 4), entropies .5 and .3, and one
+    probe of two, at 2e-7. They keep 128 and 0 of the 32 * 16 = 512 rollouts: an eighth. Step 3 has no probe, and a line
+    that is still being written does not count."""
+    step = dict(rows=128, lag_mean=1.0, lag_max=3, ess=0.9, entropy=0.5, interrupted=0.25, truncated=0.0)
+    step |= dict(capped_positive=0.01, capped_negative=0.02)
+    steps = [
+        step | {"step": 1, "logprob_gap": 2e-7, "mismatch_rms": 1e-7, "staleness_rms": 0.03},
+        {"step": 2, "lag_mean": 2.0, "lag_max": 4, "entropy": 0.3, "interrupted": 0.75, "truncated": 0.1},
+        step | {"step": 3, "rows": 512},
     ]
+    apart = {"data_sets": {name: {"pass_rate": rate} for name, rate in (("a", 2 / 512), ("b", 6 / 512), ("c", 1.0))}}
+    correct = {"correct": [0, 1, 2, 2]}  # of two samples: three of four prompts have a right one, two no wrong one
+    evals = [evaluation(0, 0.0), evaluation(2, 100 / 1024) | correct, evaluation(3, 0.5) | apart]
+    folder = run_folder(tmp_path, "law/dapo-0.26/seed-12", evals, steps)
+    with (folder / "eval.jsonl").open("a") as file:
+        file.write('{"step": 3, "n_sam')
+    rows = ablate.collect(tmp_path)
+    assert tuple(rows) == runs.COLUMNS
+    zero, first, second = rows.to_dict("records")
+    of_the_run = ["law/dapo-0.26/seed-12", "law", "dapo-0.26", "12", "--loss dapo", "finished"]
+    assert [first[name] for name in runs.OF_THE_RUN] == of_the_run
+    measured = ["2", "2000", "0.0246914", "2.469e+05", "0.09766", "1024", "0.75000", "0.50000", "", ""]
+    assert [first[name] for name in runs.MEASURED] == measured
+    logged = ["1.5", "4", "0.9", "2e-07", "0.4", "0.5", "0.05", "0.125", "0.01", "0.02", "1e-07", "0.03"]
+    assert [first[name] for name in runs.LOGGED] == logged
+    assert [second[name] for name in ("best", "gap", "kept", "lag_max")] == ["", "", "1", "3"]
+    assert (second["set_1"], second["set_2"]) == ("0.00391", "0.01172")
+    assert {zero[name] for name in runs.LOGGED} == {""} and zero["pass_rate"] == "0.00000"
 
 
-def test_budgets():
-    values = [ablate.tokens(text) for text in ("800k", "1.5M", "900")]
-    assert values == [800_000, 1_500_000, 900]
-    for bad in ("0", "-5k", "many", "nan", "0.05h", "1.2.3", ""):
-        with pytest.raises(ValueError):
-            ablate.tokens(bad)
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [(0, "finished"), (1, "failed (exit code 1)"), (None, "unfinished"), (130, "unfinished"), (-2, "unfinished")],
+)
+def test_the_state_of_a_run(tmp_path, code, state):
+    """Popen's code for a signal is its negative number. A run that failed before it was evaluated has a row."""
+    (run_folder(tmp_path, "law/a/seed-0", exit_code=code) / "config.json").unlink()
+    (run,) = runs.runs_of(ablate.collect(tmp_path)).values()
+    assert run.state == state and run.rates.size == 0
+
+
+def test_published_runs_stay_and_come_back(tmp_path, capsys):
+    """Of two runs that are published one is made again. Seed 10 comes after seed 2. What is not logged is NaN, the same
+    rows are the same bytes in any order, and a run that failed is in no comparison."""
+    results = tmp_path / "results"
+    results.mkdir()
+    run_folder(tmp_path / "old", "one/base/seed-2", [evaluation(0, 0.1), evaluation(1, 0.123456)])
+    run_folder(tmp_path / "old", "one/base/seed-10", [evaluation(0, 0.25)])
+    runs.write_rows(ablate.collect(tmp_path / "old"), results / "curves.csv.gz")
+    listed = [("one", "base", 2, "one/base/seed-2"), ("two", "same", 2, "one/base/seed-2")]
+    pd.DataFrame(listed, columns=[*runs.MEMBER, "run"]).to_csv(results / "runs.csv", index=False)
+    run_folder(tmp_path / "new", "one/base/seed-10", [evaluation(0, 0.5)])
+    run_folder(tmp_path / "new", "one/dapo/seed-0", exit_code=1)
+    ablate.publish(tmp_path / "new", results)
+    assert "failed (exit code 1): one/dapo/seed-0, 0 evaluations" in capsys.readouterr().out
+    groups = runs.members(results)
+    assert groups.keys() == {"one", "two"} and groups["one"].keys() == {"base"}
+    two, ten = groups["one"]["base"]
+    assert (two.seed, ten.seed, ten.rates) == (2, 10, [0.5])
+    assert groups["two"]["same"][0].name == two.name
+    assert two.rates == pytest.approx([0.1, 0.12346], abs=1e-9)
+    rows = runs.read_rows(results / "curves.csv.gz")
+    runs.write_rows(rows[::-1], tmp_path / "again.csv.gz")
+    assert (tmp_path / "again.csv.gz").read_bytes() == (results / "curves.csv.gz").read_bytes()
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
+    assert ablate.main(["--publish", str(tmp_path)]) == 2
+    assert "holds no COMPARISON/VARIANT/seed-N" in capsys.readouterr().err
