@@ -1,6 +1,5 @@
 """A run on two hosts: Ray's head and train.py on the one, the engine's worker on the other."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from typing import Any
 
 import pytest
 from two_hosts import LACKS, Host, two_hosts
+
+from runtime.folder import Folder
 
 FLAGS = "--engine lab.hosts:RayEngine --batch_prompts 8 --rollouts 8 --held_out 64 --eval_every 10 --max_steps 40"
 
@@ -21,9 +22,7 @@ def launched(host: Host, folder: Path, *flags: Any) -> subprocess.Popen:
 
 
 def steps(folder: Path) -> list[dict[str, Any]]:
-    log = folder / "metrics.jsonl"
-    lines = log.read_text().splitlines()[:-1] if log.exists() else []  # the last one may be under way
-    return [record for record in map(json.loads, lines) if "step" in record]
+    return [record for record in Folder(folder).read("metrics.jsonl") if "step" in record]
 
 
 @pytest.mark.medium

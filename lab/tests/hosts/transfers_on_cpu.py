@@ -40,6 +40,8 @@ class Torch:
         Stream=lambda device: Torch.stream,
         current_stream=lambda: Torch.stream,
         stream=lambda stream: nullcontext(),
+        is_available=lambda: True,
+        synchronize=lambda: None,
     )
 
     def __getattr__(self, name: str) -> Any:
