@@ -103,6 +103,13 @@ NO_UNIT = re.compile(
     rf"\b(?:{ANOTHER}|(?:not|wrong|false|incorrect|is|if|unless|otherwise|and|or|most|least|less|than|more than|"
     r"above|below|under|negative|between|twice|half of)\b)|\bmore *\W*$|\d'\d"
 )
+# How NUMBER spells what may be a finished number, in this order. The comment is an example.
+NUMBER_SPELLINGS: list[tuple[str, Any]] = [
+    (r"^([+-]?)\((.*)\)$", r"\1\2"),  # -(5) -> -5
+    (r"(\d+) ?/ ?(\d+)", r"\\frac{\1}{\2}"),  # 2 1/2 -> 2 \frac{1}{2}
+    (r"^([+-]?)10 ?\^", r"\g<1>1\\cdot10^"),  # -10^3 -> -1\cdot10^3
+    (r"^([+-]?)(\d+) ?\^ ?\{?-1\}?$", r"\1\\frac{1}{\2}"),  # 2^{-1} -> \frac{1}{2}
+]
 # A finished number: sign, decimal or fraction or mixed number, power of ten, percent; with degrees or a unit.
 NUMBER = re.compile(
     r"([+-]?) ?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+|(?:\d+ ?)?\\frac ?\{ ?[+-]?\d+ ?\} ?\{ ?[+-]?\d+ ?\})"
@@ -205,31 +212,29 @@ def plain(answer: str) -> str:
     return text
 
 
-def number(text: str, integer: bool = False) -> str | None:
+def finished_number(text: str, integer: bool = False) -> str | None:
     """The finished number that `text` is, without unit, currency and `x =`; else None, as for 26 - 80. It is a list of
     what is allowed: math-verify computes whatever it can read. If `integer`, a fraction is not finished, as 84/2."""
     from math_verify.parser import NormalizationConfig, normalize_latex
 
     if NO_UNIT.search(text):
         return None
-    text = re.sub(rf"(?:(?:[ /]|\\cdot)*{UNIT})+$", "", text)
-    text = normalize_latex(text, NormalizationConfig(units=True, malformed_operators=True, nits=True, boxed="none"))
-    side, _, text = re.sub("[€£¥₹]", "", text).rpartition("=")
-    text = re.sub(r"^([+-]?)\((.*)\)$", r"\1\2", text.strip()).strip()
-    text = re.sub(r"^([+-]?)10 ?\^", r"\g<1>1\\cdot10^", re.sub(r"(\d+) ?/ ?(\d+)", r"\\frac{\1}{\2}", text))
-    text = re.sub(r"^([+-]?)(\d+) ?\^ ?\{?-1\}?$", r"\1\\frac{1}{\2}", text)  # 2^{-1}
-    match = NUMBER.fullmatch(text)
-    if match is None or NO_SIDE.search(side) or (integer and "frac" in text):
+    without_unit = re.sub(rf"(?:(?:[ /]|\\cdot)*{UNIT})+$", "", text)  # 5\text{ km} -> 5
+    config = NormalizationConfig(units=True, malformed_operators=True, nits=True, boxed="none")
+    side, _, value = re.sub("[€£¥₹]", "", normalize_latex(without_unit, config)).rpartition("=")  # x = €5 -> x, 5
+    for spelling, usual in NUMBER_SPELLINGS:
+        value = re.sub(spelling, usual, value.strip())
+    match = NUMBER.fullmatch(value)
+    if match is None or NO_SIDE.search(side) or (integer and "frac" in value):
         return None
-    if INTEGER.fullmatch(text) and INTEGER.fullmatch(side.strip()) and side.strip() != text:
+    if INTEGER.fullmatch(value) and INTEGER.fullmatch(side.strip()) and side.strip() != value:
         return None  # 1 = 2
-    sign, value, power, percent = (part or "" for part in match.groups())
+    sign, digits, power, percent = (part or "" for part in match.groups())
     sign = sign.strip("+")
-    if "frac" in value:
-        return sign + value + (rf"\cdot10^{{{power}}}" if power else "") + percent
-    digits = value.replace(",", "")
-    exponent = power or "0"
-    return f"{sign}{Decimal(f'{digits}e{exponent}'):f}{percent}"
+    if "frac" in digits:
+        return sign + digits + (rf"\cdot10^{{{power}}}" if power else "") + percent
+    written_out = Decimal(digits.replace(",", "") + f"e{power or 0}")
+    return f"{sign}{written_out:f}{percent}"
 
 
 def finished_only(text: str, integer: bool) -> str:
@@ -242,7 +247,7 @@ def finished_only(text: str, integer: bool) -> str:
         if not re.search(r"\w", calculation[0]):
             last: str | None = calculation[0]
         else:
-            last = number(plain(calculation[0].removesuffix(".").strip("*_`\"':?!")), integer)
+            last = finished_number(plain(calculation[0].removesuffix(".").strip("*_`\"':?!")), integer)
         if last is None or (re.match(r"[+*] ", calculation[0]) and before.strip()):
             return "$u$"
         return f"${last}$" if "\\" in last else last
@@ -255,8 +260,8 @@ def finished_only(text: str, integer: bool) -> str:
 def known_answer(answer: str) -> str:
     """The plain form of a data set's answer. A sentence is the one number in it, or "" if it has several."""
     expected, _ = answer_of(answer)
-    if re.search(SENTENCE, expected) and number(expected) is None:
-        numbers = [number(plain(calculation)) for calculation in CALCULATION.findall(expected)]
+    if re.search(SENTENCE, expected) and finished_number(expected) is None:
+        numbers = [finished_number(plain(calculation)) for calculation in CALCULATION.findall(expected)]
         if numbers:
             expected = numbers[0] or "" if len(numbers) == 1 else ""
     return expected

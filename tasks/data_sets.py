@@ -1,4 +1,22 @@
-"""Tasks made of data sets: files and Hugging Face data sets of questions with known answers.
+r"""Tasks made of data sets: files and Hugging Face data sets of questions with known answers.
+
+A ROW, the first that GSM8K trains on, and what becomes of it:
+
+>>> from tasks.rows import final_answer, key_of, prompt_messages
+>>> from tasks.verifiers import math_kind
+>>> row = {
+...     "question": "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "
+...     "How many clips did Natalia sell altogether in April and May?",
+...     "answer": "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n"
+...     "Natalia sold 48+24 = <<48+24=72>>72 clips altogether in April and May.\n#### 72",
+... }
+>>> [message] = prompt_messages(row["question"])  # the tokenizer's chat template makes token ids of it
+>>> message["role"], key_of(message["content"])  # the prompts with the smallest keys are held out
+('user', '73429d562982300e')
+>>> final_answer(row["answer"])  # with which completions are compared
+'72'
+>>> [math_kind(text, "72") for text in ("24 in May, so she sold 72 clips.", r"\boxed{48 + 24}", "I think many.")]
+['correct', 'wrong', 'unparsed']
 
 PROBLEM. Every data set names its columns in its own way, and some rows have no question, or no answer, or one that no
 verifier can read. And a prompt that occurs in two places must not be trained on in one and held out in the other.
@@ -102,15 +120,16 @@ class DatasetTask(Task):
         first that has it, and is counted for the others. Raises ValueError."""
         problems, prompts = self.read(data.name, data)
         self.sources.append(data.name)
-        before = len(self.train) + len(self.held_out) + len(problems)
         smallest = set(sorted(prompts)[: self.options.held_out])
         self._split |= smallest
+        given_up = [problem for problem in self.train if problem.key in smallest]  # by the earlier data sets
         self.train = [problem for problem in self.train if problem.key not in smallest]
-        trained = {problem.key for problem in self.train}
-        held_out = {problem.key for problem in self.held_out}
-        self.held_out += [problems[key] for key in sorted((problems.keys() & smallest) - held_out)]
-        self.train += [problems[key] for key in sorted(problems.keys() - self._split - trained)]
-        self.skipped += Counter(duplicate_prompt=before - len(self.train) - len(self.held_out))
+        to_hold_out = (problems.keys() & smallest) - {problem.key for problem in self.held_out}
+        to_train = problems.keys() - self._split - {problem.key for problem in self.train}
+        elsewhere = problems.keys() - to_hold_out - to_train
+        self.held_out += [problems[key] for key in sorted(to_hold_out)]
+        self.train += [problems[key] for key in sorted(to_train)]
+        self.skipped += Counter(duplicate_prompt=len(given_up) + len(elsewhere))
 
     def check_split(self) -> None:
         """Raises ValueError if a data set has nothing left to train on or to evaluate, now that all are there."""

@@ -41,10 +41,10 @@ from tasks.answers import (
     INTEGER,
     MAX_ANSWER_CHARS,
     answer_of,
+    finished_number,
     finished_only,
     is_formula,
     known_answer,
-    number,
 )
 
 HOUR = 3_600  # seconds: math-verify's own limit, which is not to come first
@@ -117,45 +117,32 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
 
 def parsed_kind(candidate: str | None, prose: str | None, expected: str, soft_timeout: int) -> str:
     """The rest of `math_kind`, by what math-verify reads. `candidate` and `expected` are the plain forms of the answer
-    and of the known one, `prose` is as in `final_answer`. math-verify's TimeoutException passes through."""
-    from sympy import Add, Equality, Interval, Number, Pow, Union
+    and of the known one, `prose` is as in `answer_of`. math-verify's TimeoutException passes through."""
+    from sympy import Equality
 
-    formula = candidate is not None and (prose is None or is_formula(candidate))
-    names = NAMED.findall(expected)
-    if candidate and formula and "=" not in candidate and len(set(names)) == len(names) > 1:
-        expected = f"({NAMED.sub('', expected)})"  # x=1, y=2: the order is that of the names
-        candidate = f"({candidate.strip('() ')})"
-    expected_number = number(expected)
-    if expected_number is not None:
-        expected = "=".join([*expected.split("=")[:-1], expected_number])
-    gold = parse_math(rf"\boxed{{{expected}}}", soft_timeout)
+    as_formula = candidate is not None and (prose is None or is_formula(candidate))
+    offered, known = in_order_of_names(candidate, expected) if candidate and as_formula else (candidate, expected)
+    known_number = finished_number(known)
+    known_formula = known if known_number is None else with_last_side(known, known_number)
+    gold = parse_math(rf"\boxed{{{known_formula}}}", soft_timeout)
     if not gold:
         return "bad_answer"
-    if candidate is None:
+    if offered is None:
         return "wrong"
-    value = gold[0].rhs if isinstance(gold[0], Equality) else gold[0]
-    if isinstance(gold[0], Equality) and gold[0].free_symbols and isinstance(gold[0].lhs, Add | Pow):
-        expected_number = None  # x + y = 5 asks for an equation
-    elif expected_number is None and isinstance(value, Number) and len(re.findall(r"\d+(?:\.\d+)?", expected)) == 1:
-        expected_number = str(value)  # `about 42`
-    integer = expected_number is not None and re.fullmatch(r"-?\d+(?:\.0*)?", expected_number) is not None
-    if formula and len(candidate) > MAX_ANSWER_CHARS:
+    if as_formula and len(offered) > MAX_ANSWER_CHARS:
         return "unparsed"
-    if formula and RELATION.search(candidate) and not RELATION.search(expected):
-        formula = isinstance(value, Interval | Union)
-    if expected_number is not None and formula:
-        finished = number(candidate, integer)
-        formula = finished is not None
-        if finished is not None:
-            candidate = "=".join([*candidate.split("=")[:-1], finished]) if "=" in expected else finished
-    if formula:
-        readable = rf"\boxed{{{candidate}}}"
+    value = gold[0].rhs if isinstance(gold[0], Equality) else gold[0]
+    asked = number_asked_for(gold[0], value, known_formula, known_number)
+    integer = asked is not None and re.fullmatch(r"-?\d+(?:\.0*)?", asked) is not None
+    formula = formula_offered(offered, known_formula, value, asked, integer) if as_formula else None
+    if formula is not None:
+        readable = rf"\boxed{{{formula}}}"
     elif prose is None or (
-        len(candidate) <= MAX_ANSWER_CHARS and re.search(r"^[^a-z]*\d[,;](?: +|(?!\d{3}\b))[-\d]", candidate)
+        len(offered) <= MAX_ANSWER_CHARS and re.search(r"^[^a-z]*\d[,;](?: +|(?!\d{3}\b))[-\d]", offered)
     ):
         return "wrong"  # a list is not its last number
     else:
-        readable = prose if expected_number is None else finished_only(prose, integer)
+        readable = prose if asked is None else finished_only(prose, integer)
     parsed = parse_math(readable, soft_timeout)
     if parsed is None:
         return "verifier_error"
@@ -165,6 +152,43 @@ def parsed_kind(candidate: str | None, prose: str | None, expected: str, soft_ti
     if equal is None:
         return "verifier_error"
     return "correct" if equal and close(gold[0], parsed[0]) else "wrong"
+
+
+def in_order_of_names(candidate: str, expected: str) -> tuple[str, str]:
+    """(3, 4) and (3, 4) of `3, 4` where `x=3, y=4` is known: the order is that of the names."""
+    names = NAMED.findall(expected)
+    if "=" in candidate or not len(set(names)) == len(names) > 1:
+        return candidate, expected
+    return f"({candidate.strip('() ')})", f"({NAMED.sub('', expected)})"
+
+
+def with_last_side(formula: str, number: str) -> str:
+    """`formula` with `number` behind its last `=`, or in its place if it has none."""
+    return "=".join([*formula.split("=")[:-1], number])
+
+
+def number_asked_for(gold: Any, value: Any, known_formula: str, known_number: str | None) -> str | None:
+    """The number that an answer must be, finished; None if anything else is asked for. `value` is gold's last side."""
+    from sympy import Add, Equality, Number, Pow
+
+    if isinstance(gold, Equality) and gold.free_symbols and isinstance(gold.lhs, Add | Pow):
+        return None  # x + y = 5 asks for an equation
+    if known_number is None and isinstance(value, Number) and len(re.findall(r"\d+(?:\.\d+)?", known_formula)) == 1:
+        return str(value)  # `about 42`
+    return known_number
+
+
+def formula_offered(offered: str, known_formula: str, value: Any, asked: str | None, integer: bool) -> str | None:
+    """`offered` as math-verify is to read it in a box; None if it must not: a relation where none is known, or no
+    finished number where one is asked for."""
+    from sympy import Interval, Union
+
+    if RELATION.search(offered) and not RELATION.search(known_formula) and not isinstance(value, Interval | Union):
+        return None
+    if asked is None:
+        return offered
+    finished = finished_number(offered, integer)
+    return with_last_side(offered, finished) if finished is not None and "=" in known_formula else finished
 
 
 @functools.lru_cache(maxsize=256)  # a group's completions share one answer

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tasks import answers
-from tasks.answers import answer_of, known_answer, last_box, number, plain
+from tasks.answers import answer_of, finished_number, known_answer, last_box, plain
 from tasks.verifiers import after_thinking, exact_kind, math_kind
 
 
@@ -49,7 +49,7 @@ def test_what_a_finished_number_is():
     """A number that the policy computed. (A policy without this rule learned to repeat the question.)"""
     finished = {"1,234": "1234", "5 km/h": "5", "x = 1/2": r"\frac{1}{2}", "5e3": None, "-5 apples": "-5", "12%": "12%"}
     for text, value in finished.items():
-        assert number(text) == value
+        assert finished_number(text) == value
     unfinished = (
         "26 - 80",
         "2^{10}",
@@ -61,9 +61,9 @@ def test_what_a_finished_number_is():
         "1 = 2",
         "5, 6",
     )
-    assert [number(text) for text in unfinished] == [None] * len(unfinished)
-    assert number("84/2") == r"\frac{84}{2}"
-    assert number("84/2", integer=True) is None
+    assert [finished_number(text) for text in unfinished] == [None] * len(unfinished)
+    assert finished_number("84/2") == r"\frac{84}{2}"
+    assert finished_number("84/2", integer=True) is None
     assert math_kind("To calculate 26 - 80, we need to compute 26 - 80.", "-54") == "wrong"
     assert math_kind("26 - 80 = -54", "-54") == math_kind("So it is -54 degrees.", "-54") == "correct"
 
@@ -78,9 +78,12 @@ def test_known_answers():
 ROWS = re.findall(r"^    \((?:r?f?\"|\[).*\),  # (.+) -> (.*)$", inspect.getsource(answers), re.MULTILINE)
 
 
-@pytest.mark.parametrize("i", range(len(answers.TEXT_SPELLINGS + answers.SPELLINGS)))
+TABLES = answers.TEXT_SPELLINGS + answers.SPELLINGS + answers.NUMBER_SPELLINGS
+
+
+@pytest.mark.parametrize("i", range(len(TABLES)))
 def test_each_spelling_does_what_stands_beside_it(i):
-    pattern, usual = (answers.TEXT_SPELLINGS + answers.SPELLINGS)[i]
+    pattern, usual = TABLES[i]
     before, after = ROWS[i]
     assert re.sub(pattern, usual, before).strip() == after.strip() != before
 
