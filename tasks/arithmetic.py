@@ -28,10 +28,10 @@ is the distribution function of a log-logistic: log T is a logistic variable wit
 For B = 2 one problem in ten is solved by C_mid / 3 and nine in ten by 3 C_mid, nine times the compute. So T is spread:
 
 - EVERY fact, such as 7 + 5, has wrong results in the demonstrations of the first model (lab/warm_start.py). Its right
-  result is shown with a probability that is evenly spaced over the 210 facts, from .05 to .9. A right result is reinforced
-  only when it is sampled, so T goes roughly with 1 / probability, which has a long tail. The strength of each fact is
-  the same for all seeds. A problem needs two to four facts, and each fact is in 1.4 % of the problems, so a fact that
-  is learned late is a small step.
+  result is shown with a probability that is evenly spaced over the 210 facts, from .05 to .9. A right result is
+  reinforced only when it is sampled, so T goes roughly with 1 / probability, which has a long tail. The strength of
+  each fact is the same for all seeds. A problem needs two to four facts, and each fact is in 1.4 % of the problems, so
+  a fact that is learned late is a small step.
 - ANY of the nine wrong results takes the rest. If it were always the same one, a fact that is right in 5 % of the
   samples could be lost for good: as the policy becomes more certain, a wrong result that is twenty times as likely
   becomes a thousand times as likely.
@@ -47,12 +47,6 @@ impossible ones. Its first model knows its facts but seldom thinks: in all tries
 with two digits at random. A run makes the rare behavior the rule: most groups have equal rewards at first, the
 tokens that have to grow are rare ones, and the completions that earn the reward are three times as long as the others.
 The first model is the same for every seed, as a pretrained model is.
-
-RAMBLE has the same problems. Its first model thinks, but in all tries but one of fifty it then waits without end: only
-a forced interruption brings it to its answer.
-
-RARE has them, too. Its first model thinks, and knows all facts but one of fifty, which its demonstrations show right
-once in a hundred times. So it solves most problems from the start, and nearly all that it can learn is in a few.
 
 SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 

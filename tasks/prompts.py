@@ -99,7 +99,7 @@ class PromptStream:
         self.problems = problems
         self.seed = seed
         self.retired = retired
-        self.first: deque[Problem] = deque()  # prompts that a resumed run must admit before all others
+        self.unfinished: deque[Problem] = deque()  # prompts in flight at a stop, which come before all others
         self._go_to(epoch=0, position=0)
 
     def _go_to(self, epoch: int, position: int) -> None:
@@ -112,8 +112,8 @@ class PromptStream:
         return self
 
     def __next__(self) -> Problem:
-        if self.first:
-            return self.first.popleft()
+        if self.unfinished:
+            return self.unfinished.popleft()
         while True:
             while self.position < len(self._order):
                 problem = self.problems[self._order[self.position]]
@@ -125,12 +125,12 @@ class PromptStream:
             self._go_to(self.epoch + 1, position=0)
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, the position, and the keys of `first`."""
-        first = [problem.key for problem in self.first]
-        return {"epoch": self.epoch, "position": self.position, "first": first}
+        """The epoch, the position, and the keys of `unfinished`."""
+        unfinished = [problem.key for problem in self.unfinished]
+        return {"epoch": self.epoch, "position": self.position, "unfinished": unfinished}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where `state` was saved."""
         problems = {problem.key: problem for problem in self.problems}
-        self.first = deque(problems[key] for key in state["first"])
+        self.unfinished = deque(problems[key] for key in state["unfinished"])
         self._go_to(state["epoch"], state["position"])

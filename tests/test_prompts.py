@@ -48,5 +48,5 @@ def test_it_stops_when_every_prompt_is_retired():
 def test_prompts_of_a_resumed_run_come_first():
     """Those that were in flight, in their old order, retired meanwhile or not; then the stream from its old place."""
     stream = PromptStream(POOL, 0, {"7"}.__contains__)
-    stream.first.extend(POOL[i] for i in (7, 4, 4))
+    stream.unfinished.extend(POOL[i] for i in (7, 4, 4))
     assert keys(stream, 4) == ["7", "4", "4", next(key for key in order_of(0, 50) if key != "7")]

@@ -42,7 +42,7 @@ def test_a_stream_that_stops_at_any_place_goes_on_as_if_it_had_not(seed, stop, s
         return places
 
     stream = new_stream()
-    stream.first.extend(problems[:2])
+    stream.unfinished.extend(problems[:2])
     go_on(stream, retire[:stop])
     saved, at_stop = json.dumps(stream.state_dict()), set(retired)
     never_stopped = go_on(stream, retire[stop:])
