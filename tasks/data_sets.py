@@ -142,14 +142,14 @@ class DatasetTask(Task):
                 raise ValueError(
                     f"`dataset` {name} has {train[name] + held_out[name]} usable prompts{skipped}, "
                     f"and `held_out` {expected} leaves {train[name]} to train on and "
-                    f"{held_out[name]} to evaluate; add rows, or mend those that are skipped"
+                    f"{held_out[name]} to evaluate; add rows, mend those that are skipped, or evaluate others"
                 )
 
     def add_eval_sets(self, data_sets: Mapping[str, DataSet]) -> None:
         """Reads each set into `held_out`, whole, and takes its prompts out of `train`, which
         `skipped["in_eval_dataset"]` counts. A prompt that is a part of the other, as where one has a system message or
         an instruction around the question, is the same. The split of the training data does not change. Raises
-        ValueError if nothing is left to evaluate or to train on."""
+        ValueError if a set has nothing to evaluate."""
         evaluated: list[Problem] = []
         for name, data in data_sets.items():
             try:
@@ -172,12 +172,6 @@ class DatasetTask(Task):
             return any(text in words for text in texts)
 
         train = [problem for problem in self.train if not is_evaluated(problem)]
-        left = {problem.source for problem in train}
-        for source in self.sources:
-            if source not in left:
-                raise ValueError(
-                    f"`eval_dataset` has every prompt that `dataset` {source} would train on; take another"
-                )
         self.skipped += Counter(in_eval_dataset=len(self.train) - len(train))
         self.train = train
 
@@ -247,8 +241,8 @@ def load_dataset_task(
         task = DatasetTask(tokenizer, options, endings, pool, rewards)
         for data in data_sets.values():
             task.add(data)
-        task.check_split()
         task.add_eval_sets(eval_sets)
+        task.check_split()
         if judge:
             undo.pop_all()  # the task closes the pool
     return task

@@ -60,6 +60,7 @@ class Worker:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.socket, theirs = socket.socketpair()
+        self.replies = self.socket.makefile("rb")
         self.number = 0  # of the last job, which its reply repeats; that of "ready" is 0
         command = [sys.executable, "-P", judge_process.__file__, json.dumps(settings)]
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
@@ -79,26 +80,13 @@ class Worker:
                 self.number += 1
                 line = json.dumps([self.number, *job], default=str)
                 self.socket.sendall(line.encode("ascii") + b"\n")
-            number, trace, *verdict = json.loads(self.read_line(deadline))
+            self.socket.settimeout(max(0.001, deadline - time.monotonic()))
+            number, trace, *verdict = json.loads(self.replies.readline(MAX_REPLY_BYTES))
             if number != self.number:
                 raise EOFError("the worker replied to another job")
             return Verdict(*verdict), trace
         except (BrokenPipeError, ConnectionResetError, ValueError, TypeError, RecursionError) as error:
             raise EOFError("the worker died, or its reply cannot be read") from error
-
-    def read_line(self, deadline: float) -> bytes:
-        """The next line that the worker writes. Raises TimeoutError or EOFError."""
-        line = b""
-        while not line.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            self.socket.settimeout(left)
-            part = self.socket.recv(65536)
-            if not part or len(line) > MAX_REPLY_BYTES:
-                raise EOFError("the worker died, or its reply is too long")
-            line += part
-        return line
 
     def kill(self) -> None:
         """Ends the process and what it started, and waits for it: no zombie stays."""
@@ -109,6 +97,7 @@ class Worker:
     def close(self) -> None:
         """`kill`, and closes the socket."""
         self.kill()
+        self.replies.close()
         self.socket.close()
 
 

@@ -168,13 +168,13 @@ def read_objects(data: DataSet) -> tuple[list[JsonObject], Counter[str]]:
         ) from error
 
 
-def check_file(data: DataSet, option: str = "dataset") -> None:
-    """Raises ValueError, which names the option, for a file that is not there, or of another kind."""
+def check_file(data: DataSet) -> None:
+    """Raises ValueError for a file that is not there, or of another kind."""
     path = Path(data.name)
     if path.suffix in FILE_KINDS and not path.is_file():
-        raise ValueError(f"`{option}` {data.name}: there is no such file")
+        raise ValueError(f"`dataset` {data.name}: there is no such file")
     if path.is_file() and path.suffix not in FILE_KINDS:
-        raise ValueError(f"`{option}` {data.name}: a file's name must end with {' or '.join(FILE_KINDS)}")
+        raise ValueError(f"`dataset` {data.name}: a file's name must end with {' or '.join(FILE_KINDS)}")
 
 
 def read_json_lines(path: Path) -> tuple[list[JsonObject], Counter[str]]:

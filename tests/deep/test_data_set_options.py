@@ -189,7 +189,7 @@ REFUSED = [
     ({"reward": "exact,math"}, "`reward` must be one of math, exact or module:function, got 'exact,math'"),
     ({"eval_dataset": "own=missing.jsonl"}, "`eval_dataset` missing.jsonl: there is no such file"),
     ({"eval_dataset": "own=empty.jsonl"}, "`eval_dataset` own has no usable prompt"),
-    ({"eval_dataset": "own=all.jsonl"}, "`eval_dataset` has every prompt that `dataset` all.jsonl would train on"),
+    ({"eval_dataset": "own=all.jsonl"}, "all.jsonl has .*'in_eval_dataset': .* leaves 0 to train on"),
     ({"eval_dataset": "all.jsonl=few.jsonl"}, "a name is that of a data set to train on"),
 ]
 
