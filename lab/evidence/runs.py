@@ -179,7 +179,7 @@ def holds(fit: Forecast, A: float) -> bool:
 
 
 def judge(run: Run, share: float) -> dict[str, float]:
-    """The fit to the first `share` of a run, against its last evaluation and against its plateau."""
+    """The fit to the first `share` of a run, against its last evaluation."""
     f = fitted(run, "tokens", share)
     C = run.points["tokens"][-1]
     low, high = f.interval(C, noise=True)[:, 0]
@@ -188,7 +188,6 @@ def judge(run: Run, share: float) -> dict[str, float]:
         "inside": low <= run.rates[-1] <= high,
         "error": float(f.predict(C, f.form)) - run.rates[-1],
         "identifiable": f.identifiable,
-        "holds the plateau": holds(f, plateau(run)),
     }
 
 
@@ -207,7 +206,6 @@ def cut_at(run: Run, reach: float) -> dict[str, float] | None:
         "reach": reach,
         "inside": low <= run.rates[twice] <= high,
         "holds": holds(f, plateau(run)),
-        "width": np.ptp(f.interval(C[twice])),
         "identifiable": f.identifiable,
     }
 

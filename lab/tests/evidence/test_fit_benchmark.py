@@ -1,11 +1,10 @@
-"""Simulated runs of known truth: does `lab/law/forecast.py` find the best curve, and do its intervals hold?"""
+"""Simulated runs of known truth: do the intervals of `lab/law/forecast.py` hold?"""
 
 import math
 
 import numpy as np
 import pytest
 from forecast import forecast
-from scipy.optimize import least_squares
 from scipy.special import gammainc, gammaincinv
 
 from fit_sigmoid import sigmoid
@@ -23,30 +22,13 @@ def draw(rng):
     return C, R, (R0, A, B, C_mid), sd
 
 
-def multi_start(C, R, truth, rng):
-    """The least sum of squares from 20 random starts and the truth, by R0, A, log B and log C_mid."""
-    bounds = np.array([[0, 0, math.log(0.1), math.log(C[0] / 10)], [1, 1.25, math.log(20), math.log(C[-1] * 30)]])
-    last = math.log(C[-1])
-    least = [0.1, 0.4, math.log(0.3), last - 4]
-    most = [0.4, 1, math.log(5), last + 2]
-    starts = np.vstack([[*truth[:2], *np.log(truth[2:])], rng.uniform(least, most, (20, 4))]).clip(*bounds)
-
-    def residuals(v):
-        return sigmoid(C, v[0], v[1], np.exp(v[2]), np.exp(v[3])) - R
-
-    exact = {"x_scale": [0.1, 0.1, 0.3, 0.5], "xtol": 1e-12, "ftol": 1e-12, "gtol": 1e-12}
-    return min(2 * least_squares(residuals, v, bounds=bounds, **exact).cost for v in starts)
-
-
-def test_the_fit_is_the_global_minimum_and_its_intervals_hold():
-    """No maximum-likelihood method can beat the multi-start; the intervals are made to hold in 95 of 100 cases."""
+def test_intervals_hold():
+    """They are made to hold in 95 of 100 cases; that the fit is the best curve is shown by test_curves.py."""
     rng = np.random.default_rng(1)
     inside = []
     for _ in range(60):
         C, R, truth, sd = draw(rng)
         f = forecast(C, R)
-        if np.isfinite(f.fit.A) and f.fit.A < 1:
-            assert ((R - f.predict(C)) ** 2).sum() <= multi_start(C, R, truth, rng) * 1.001
         later = float(sigmoid(2 * C[-1], *truth))
         measured = later + rng.normal(0, sd)
         pairs = [(f.interval(2 * C[-1])[:, 0], later), (f.interval(2 * C[-1], noise=True)[:, 0], measured)]

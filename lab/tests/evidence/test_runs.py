@@ -119,7 +119,7 @@ def test_a_cut_by_reach_asks_for_twice_the_compute():
     840, and the one at 1680 is asked for, where the law has .1 + .7 * 31.36 / 32.36 = .778. At 4 more than all are
     needed."""
     cut = runs.cut_at(graded(), 3)
-    assert cut["inside"] and cut["holds"] and cut["width"] < 0.3
+    assert cut["inside"] and cut["holds"] and not cut["identifiable"]
     falls = graded(rates=[*graded().rates[:32], 0.3, *graded().rates[33:]])
     assert not runs.cut_at(falls, 3)["inside"]
     assert runs.cut_at(graded(), 4) is None and runs.cut_at(graded(), 0.4) is None
