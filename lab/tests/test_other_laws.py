@@ -125,6 +125,18 @@ def test_every_size_counts_the_same_however_many_points_it_has(points, copies, s
     assert b.E[size] == pytest.approx(a.E[size], abs=1e-4)
 
 
+def test_intervals_are_students():
+    """In the middle of its points a line's height has the interval of a mean of 40 values of sd .02 (t is 2.02). K of two
+    sizes that are nearly one has that of the slope of a single line through their 80 points."""
+    X = np.geomspace(1, 100, 40)
+    law = fit_power_law(*lines({1: 0.1, 3: 0.15, 9: 0.18}, -1.0, X, 0.02))
+    low, high = law.interval(lambda law: law.log_L(9, 10))
+    assert high - low == pytest.approx(2 * 2.02 * 0.02 / 40**0.5, rel=0.3)
+    law = fit_power_law(*lines({1: 1.0, 1.0001: 1.0001}, -9.0, X, 0.02))
+    low, high = law.interval(lambda law: law.K(1))
+    assert high - low == pytest.approx(2 * 2 * 0.02 / np.std(np.log(X)) / 80**0.5, rel=0.3)
+
+
 @pytest.mark.medium
 def test_intervals_of_the_law_cover_the_truth():
     """200 draws over the published range, evaluations of 500 problems, where 95 % is meant: a standard error is .015, and
@@ -192,7 +204,7 @@ def fallen(run):
 def test_record_points_by_hand():
     """Bins of .02: .10 is in bin 5, .11 too, .125 in 6, .05 in 2, .12 in 6 (not higher), .20 in 10."""
     assert record_points(range(6), [0.10, 0.11, 0.125, 0.05, 0.12, 0.20]).tolist() == [1, 0, 1, 0, 0, 1]
-    assert record_points([2, 1, 0], [0.125, 0.11, 0.10]).tolist() == [1, 0, 1]
+    assert record_points([1, 2, 0], [0.11, 0.125, 0.10]).tolist() == [0, 1, 1]
     assert record_points(range(3), [0.56, 0.58, 0.6]).tolist() == [True] * 3  # .58 / .02 is 28.999999999999996
 
 
