@@ -137,7 +137,8 @@ def test_weight_gradient_is_summed_in_fp32():
 
 def test_a_scorer_scores_each_token_by_the_position_before_it():
     """A model of four tokens whose hidden state is its token's row of the tied head. The oracle takes the log-softmax at
-    position t - 1 for token t, from position 2 on; with a dtype it rounds hidden states, head and bias to it first."""
+    position t - 1 for token t, from position 2 on; with a dtype it rounds hidden states, head and bias to it first. Chosen
+    tokens have the same values."""
 
     class Model(nn.Module):
         def __init__(self):
@@ -161,3 +162,5 @@ def test_a_scorer_scores_each_token_by_the_position_before_it():
         logprobs, entropy = Scorer(model, dtype, temperature=0.5)(ids, 2)
         torch.testing.assert_close(logprobs, torch.tensor(expected))
         assert entropy.shape == (2, 2)
+        chosen, _ = Scorer(model, dtype, temperature=0.5)(ids, 2, torch.tensor([1, 2]))  # of four tokens, row by row
+        assert torch.equal(chosen, logprobs.flatten()[1:3])

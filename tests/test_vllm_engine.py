@@ -36,6 +36,10 @@ def story(tmp_path_factory):
         engine.prepare(weights[0], 0)
         await engine.start()
         before = await engine.sample(PROMPT, 12, "0")
+        salts = [(await engine.sample([9] * 40, 2, salt)).prefilled for salt in ("0", "0", "other")]
+        with pytest.raises(ValueError, match="1000 prompt tokens and 25 more exceed max_model_len = 1024"):
+            await engine.sample([9] * 1000, 25, "0")
+        full = await engine.sample([9] * 1000, 24, "0")
         running = asyncio.create_task(engine.sample(PROMPT, 600, "0"))
         version = 0
         while not running.done():
@@ -55,7 +59,8 @@ def story(tmp_path_factory):
         engine.prepare(incomplete, version + 1)
         with pytest.raises(Exception, match=lacking):
             await engine.update()
-        return SimpleNamespace(before=before, during=await running, after=after, last=version)
+        at_start = {"before": before, "salts": salts, "full": full}
+        return SimpleNamespace(**at_start, during=await running, after=after, last=version)
 
     with mock.patch.dict(os.environ):  # the engine leaves its settings there
         try:
@@ -98,6 +103,12 @@ def test_a_running_request_goes_on_over_the_keys_and_values_of_old_weights(story
     assert gap(story, sample, versions).mean() < CLOSE and gap(story, sample, versions).max() < 1e-4
     for moved in (versions[:1] + versions[:-1], versions[1:] + versions[-1:]):
         assert gap(story, sample, moved).max() > 0.1
+
+
+def test_a_prompt_is_computed_once_for_each_salt(story):
+    """40 tokens are a block of 32 and 8 more. The second request with the same salt finds the block, one with another
+    salt does not. A request may fill `max_model_len`, and no more."""
+    assert story.salts == [40, 8, 40] and len(story.full.completion_ids) == 24
 
 
 def test_the_end_leaves_nothing(story):
