@@ -355,7 +355,7 @@ def test_all_prompts_retired_is_a_success(monkeypatch, program, tmp_path):
 # ------------------------------------------------------------------------------------- the real generator, disks, terminals
 
 THREAD = [  # what breaks in the generator's thread, at which call, what it raises | the exit code, words of the line
-    (TorchEngine, "_step", 60, EngineDied("no\nmore"), 75, "the generator failed: EngineDied: no after step"),
+    (TorchEngine, "step", 60, EngineDied("no\nmore"), 75, "the generator failed: EngineDied: no after step"),
     (PromptStream, "__next__", 30, OSError(), 1, "the generator failed: OSError:  after step"),
     (arithmetic.ChainTask, "score", 12, RewardError("`reward` f raised:\nx"), 1, "--reward f raised:\nx after step"),
     (TorchEngine, "update", 1, TypeError("odd"), 2, "--model built in: the generator failed: TypeError: odd."),
