@@ -104,7 +104,7 @@ def choose_engine(flags: Flags) -> str:
         return ""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read by its import
     reason = "for the built-in model on a GPU it is faster than vllm"
-    if flags.model or not torch.cuda.is_available():
+    if flags.model or flags.engine_args or not torch.cuda.is_available():
         try:
             import_module("vllm.v1.engine.async_llm")
             reason = ""

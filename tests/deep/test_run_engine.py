@@ -84,6 +84,7 @@ def test_places(monkeypatch, gpus, trainers, words, own, share):
         (0, "--engine vllm", True, "vllm", "^$"),  # its import says what is wrong
         (1, "", False, "torch", "^--engine torch: for the built-in model on a GPU it is faster"),
         (1, "--model org/name", False, "vllm", "^$"),
+        (1, '--engine_args {"block_size":64}', False, "vllm", "^$"),
         (1, "--model org/name", True, "torch", "vLLM cannot be imported"),
     ],
 )
