@@ -300,4 +300,3 @@ def discover(seed: int, held_out: int, rarity: int = 50) -> ChainTask:
 def first_model(settings: WarmStart, seed: int = 0) -> FirstModel:
     """How a task's first model is made; by default one for all seeds of the task, as a pretrained one would be."""
     return lambda cache, report: warm_start(cache, seed=seed, settings=settings, report=report)
-

@@ -6,10 +6,9 @@ A real vLLM is in test_vllm_engine.py. Places, deaths and what the engine's proc
 import asyncio
 import json
 import textwrap
-from types import SimpleNamespace
 
 import pytest
-from fake_vllm import Channel, in_place_of_vllm, new_engine, start_with
+from fake_vllm import Channel, in_place_of_vllm, start_with
 
 import train
 from runtime.engine import devices_in_use, place
