@@ -110,6 +110,11 @@ def test_a_push_waits_for_evaluation_which_no_pacer_holds_back():
         assert generator.pacer.admitted == 1 and 0 < counters.eval_seconds < 60
         assert counters.sampled <= 14  # of rollouts, and not the 280 of the evaluation
         assert engine.most_inside == 16
+        numbers = []
+        for _ in range(2):  # groups enter again
+            numbers += [group.number for group in generator.take(1)]
+            generator.release(1)
+        assert numbers == [0, 1]
 
 
 def test_no_group_enters_while_weights_change():
