@@ -10,6 +10,7 @@ from stale_cache import stale_cache_logprobs
 from lab.warm_start import ModelShape, new_model
 from torch_engine import TorchEngine
 
+pytestmark = pytest.mark.timeout(120)  # a fault here often shows as a wait without end
 STOP = 3
 SHAPE = ModelShape(hidden_size=32, intermediate_size=64, initializer_range=0.3)
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [5, 6, 7], [11], [12, 13, 14, 15], [5, 6, 7], [20, 21]]
