@@ -2,8 +2,9 @@
 
 PROBLEM. With A = r - mean_group(r), a group whose rewards are all equal has A = 0 on every token: no gradient. If it
 stays in the batch, it still counts in the prompt average, which shrinks the step, and its zeros lower the batch std,
-which enlarges the step (`normalize_advantages` in losses.py has the numbers). A prompt that the policy nearly always
-solves mostly gives such groups, so drawing it again costs compute and teaches nothing.
+which enlarges the step (`normalize_advantages` in losses.py has the numbers). A prompt that the policy solves nine
+times in ten still gives a mixed group (of 16) in four of five, but few wrong answers to learn from; one that it nearly
+always solves mostly gives equal groups. Drawing these again costs compute and teaches little.
 
 IDEA. ScaleRL (arXiv 2510.13786, section 3.2) filters twice.
 - Zero-variance filter: groups with equal rewards leave the loss AND its denominators. The batch is not refilled.

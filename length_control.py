@@ -19,7 +19,7 @@ Every sampled token of both legs trains; only PHRASE is masked. The answer budge
 </think>, in both legs. Nothing enforces it within leg 1, so in cases c and d the answer may be longer.
 
 IDEA 2, the overlong penalty (the alternative; DAPO, arXiv 2503.14476, Eq. 13). Over the last L_cache tokens before the
-cap L_max the reward falls on a ramp from 0 to -1, and stays there.
+cap L_max the penalty that is added to the reward falls on a ramp from 0 to -1, and stays there.
 
     penalty(y) = clip((L_max - |y|) / L_cache - 1, -1, 0),     |y| the completion's length in tokens
 
@@ -65,7 +65,7 @@ class SecondLeg:
     """The request that follows a first leg that was cut.
 
     Send it with the first leg's cache_salt (vLLM shares cached keys and values only within one salt): then vLLM finds
-    the first leg in its prefix cache and prefills only the phrase.
+    the first leg in its prefix cache and prefills only the last, incomplete block and the phrase.
     """
 
     prompt_ids: list[int]  # the complete new prompt: old prompt + first leg + forced_ids

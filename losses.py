@@ -81,7 +81,7 @@ def normalize_advantages(
 
     unequal = over_group(rewards, "amax") != over_group(rewards, "amin")  # (N,)
     # A_i = r_i - mean_group(r), set to exactly 0 for equal rewards. The float32 mean of seven rewards of 0.1 is off by
-    # 7e-9; divided by its own std, that would become an advantage of -.007 with this eps, and of 1 with eps = 0.
+    # 7e-9; divided by its own std, that would become an advantage of -.007 with this eps, and of -1 with eps = 0.
     values = rewards if rewards.dtype == torch.float64 else rewards.float()  # (N,)
     centered = torch.where(unequal, values - over_group(values, "mean"), 0.0)  # (N,)
     if how == "none":
@@ -322,7 +322,8 @@ def summarize_metrics(metrics: dict[str, Tensor]) -> dict[str, float]:
     ratio_mean, ratio_max   of rho before any truncation. L4: whatever the loss, so that runs with other losses compare
     ess                     effective sample size as a fraction: (sum rho)^2 / (n sum rho^2), above 0 and at most 1
     log_ratio_rms           root mean square of log rho: how far, in nats, a log-prob typically is from the generator's
-    capped_*, masked_*      what the loss capped or clipped (a mask dropped) of the tokens with A > 0 or A < 0
+    capped_*, masked_*      what the loss capped or clipped of the tokens with A > 0 or A < 0; what a mask dropped of
+                            them (lab/masks.py)
     tis_capped              of all tokens, those whose w was capped
     """
     m = {key: float(value) for key, value in metrics.items()}

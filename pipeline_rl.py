@@ -242,7 +242,7 @@ def simulate(k: int, schedule: str = "pipeline", batch: int = 8, slots: int = 24
             versions[number].append(version)
             if len(versions[number]) == length:
                 del lengths[number]
-                pacer.finish(Group(number, None, version, []))
+                pacer.finish(Group(number, None, versions[number][0], []))
     return token_lags, empty / slots / tick, waited / tick
 
 

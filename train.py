@@ -22,7 +22,8 @@ checkpoints and the end in run.py. tasks/ has the prompts and the graders.
 
 Two counters: a step consumes one batch of B groups, a version is one optimizer update. A step makes no update, and the
 version stays, when no rollout is left to train on (all groups have equal rewards, or the rest were truncated and
-dropped), when a loss that masks stale tokens keeps none and has no other term, or when the gradient is not finite.
+dropped), when a loss that masks stale tokens (lab/masks.py) keeps none and has no other term, or when the gradient is
+not finite.
 
 To add an ingredient, write a function in its concept file, a flag in runtime/flags.py, and one line in `train`. A loss
 of your own needs none of it: `--loss module:function`.

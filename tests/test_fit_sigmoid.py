@@ -1,6 +1,7 @@
 """fit_sigmoid.py: the equation by hand, the paper's rows, intervals against another optimizer and against the truth."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -144,6 +145,14 @@ def test_compare_by_hand():
     assert verdict.startswith("ceilings agree within 0.02; at the shared A = 0.60") and "fast is the most" in verdict
     assert "the intervals of B overlap" in compare(slow, slow)
     assert compare(slow, high, names=["slow", "high"]).endswith("more than 0.02: high is highest")
+    three = compare(slow, fast, high, names=["slow", "fast", "high"])
+    assert three.endswith("is highest") and float(three.split()[3][:-1]) == pytest.approx(0.03, abs=0.005)  # .64 - .61
+    low = fit(*run_of((0.3, 0.5, 1.3, 2500.0), sd=0.002))
+    assert compare(slow, fast, low, names=["slow", "fast", "low"]).startswith(
+        "ceilings agree within 0.02 (lower: low);"
+    )
+    wide = [replace(f, A_interval=(0.55, 0.65)) for f in (slow, high)]
+    assert compare(*wide).endswith("run 2 is highest, but its interval overlaps that of another")
     C, R = run_of()
     assert compare(slow, fit(C[:8], R[:8])) == "no verdict: the ceiling of run 2 is not known yet"
 

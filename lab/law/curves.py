@@ -434,17 +434,20 @@ def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float
         return Comparison(f"no verdict: the ceiling of {', '.join(unknown)} is not known yet")
 
     A = [f.A for f in fits]
-    difference = max(A) - min(A)
-    if difference > margin + 1e-9:  # the paper's leave-one-out runs, .590 to .610, agree
-        best = int(np.argmax(A))
+    top = [i for i in range(len(fits)) if max(A) - A[i] <= margin + 1e-9]  # the paper's .590 to .610 agree
+    if len(top) == 1:
+        [best] = top
+        difference = A[best] - sorted(A)[-2]
         verdict = f"ceilings differ by {difference:.3f}, more than {margin:g}: {names[best]} is highest"
         if overlaps([f.A_interval for f in fits], best):
             verdict += ", but its interval overlaps that of another"
         return Comparison(verdict)
 
-    shared = float(np.mean(A))
+    lower = [name for i, name in enumerate(names) if i not in top]
+    names = [names[i] for i in top]
+    shared = float(np.mean([A[i] for i in top]))
     refits = []
-    for f in fits:
+    for f in (fits[i] for i in top):
         refits.append(fit(f.C, f.R, n_samples=f.n, R0=f.fixed["R0"], A=shared))
     best = int(np.argmax([f.B for f in refits]))
     efficiency = f"{names[best]} is the most efficient"
@@ -452,7 +455,9 @@ def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float
         efficiency = "the intervals of B overlap"
     C_mid = [f.C_mid for f in refits]
     (low, first), *_, (high, last) = sorted(zip(C_mid, names, strict=True))
-    verdict = f"ceilings agree within {margin:g}; at the shared A = {shared:.3f} {efficiency}"
+    note = f" (lower: {', '.join(lower)})" if lower else ""
+    verdict = f"ceilings agree within {margin:g}{note}; "
+    verdict += f"at the shared A = {shared:.3f} {efficiency}"
     verdict += f", and C_mid goes from {short(low)} ({first}) to {short(high)} ({last})"
     return Comparison(verdict, shared, refits)
 

@@ -27,10 +27,11 @@ def started(device, engine, engine_args, tmp_path):
     random_task(tmp_path, TINY)
     sizes = "--min_budget 8 --max_budget 12 --answer_budget 4 --batch_prompts 4 --rollouts 4 --held_out 16"
     data = ["--model", "model", "--dataset", "problems.jsonl", "--interruption_phrase", "time up </think>"]
-    new = [*data, *sizes.split(), "--output_dir", str(tmp_path / "run"), "--engine", engine, "--eval_every", "1000"]
+    new = [*data, *sizes.split(), "--output_dir", str(tmp_path / "run"), "--eval_every", "1000"]
 
     def start(*flags, launcher=()):
-        flags = [*flags, "--reward", "reward:coin", *(engine_args if engine != "torch" else [])]
+        # What is code is named at a resume, too.
+        flags = [*flags, "--reward", "reward:coin", "--engine", engine, *(engine_args if engine != "torch" else [])]
         flags = flags if "--resume" in flags else [*new, "--pass_rate_threshold", "2", *flags]
         command = [sys.executable, *launcher, str(ROOT / "train.py"), *flags]
         processes.append(subprocess.Popen(command, cwd=tmp_path))

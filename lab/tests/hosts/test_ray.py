@@ -12,7 +12,7 @@ from two_hosts import LACKS, Host, two_hosts
 
 from runtime.folder import Folder
 
-FLAGS = "--engine lab.hosts:RayEngine --batch_prompts 8 --rollouts 8 --held_out 64 --eval_every 10 --max_steps 40"
+FLAGS = "--engine lab.hosts:RayEngine --batch_prompts 8 --rollouts 8 --held_out 64 --eval_every 10"
 
 
 def launched(host: Host, folder: Path, *flags: Any) -> subprocess.Popen:
@@ -26,26 +26,29 @@ def steps(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.medium
-def test_a_run_whose_worker_dies_and_that_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dies", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_on_two_hosts(tmp_path: Path, dies: bool) -> None:
     """The command of lab/hosts/README.md. A dead worker ends it with a checkpoint and exit code 75, and a new process
     goes on: no step is lost or made twice, and the log-probs of both sides agree whenever they were compared. Where hosts
     cannot be made, CI fails, and elsewhere this test is left out."""
     if LACKS and "CI" not in os.environ:
         pytest.skip(f"tests of several hosts need {LACKS}")
     assert not LACKS, f"tests of several hosts need {LACKS}"
-    folder = tmp_path / "run"
+    folder, count = tmp_path / "run", 40 if dies else 12
+    output = folder.with_suffix(".log")
     with two_hosts() as (here, there):
         here.ray("--head", "--num-gpus=0", "--include-dashboard=false")
         there.ray(f"--address={here.address}:6379", "--num-gpus=1")
-        run = launched(here, folder, "--output_dir", folder)
-        end = time.monotonic() + 300
-        while run.poll() is None and len(steps(folder)) < 5 and time.monotonic() < end:
-            time.sleep(0.1)
-        there.run("pkill", "-KILL", "-f", "^ray::RayWorker")  # it sees the processes of that host only
-        output = folder.with_suffix(".log")
-        assert run.wait(100) == 75 and "EngineDied" in output.read_text(), output.read_text()[-3000:]
-        assert 5 <= len(steps(folder)) < 40
-        assert launched(here, folder, "--resume", folder).wait(300) == 0, output.read_text()[-3000:]
-    assert [record["step"] for record in steps(folder)] == list(range(1, 41))
+        run = launched(here, folder, "--output_dir", folder, "--max_steps", count)
+        if dies:
+            end = time.monotonic() + 300
+            while run.poll() is None and len(steps(folder)) < 5 and time.monotonic() < end:
+                time.sleep(0.1)
+            there.run("pkill", "-KILL", "-f", "^ray::RayWorker")  # it sees the processes of that host only
+            assert run.wait(100) == 75 and "EngineDied" in output.read_text(), output.read_text()[-3000:]
+            assert 5 <= len(steps(folder)) < count
+            run = launched(here, folder, "--resume", folder)
+        assert run.wait(300) == 0, output.read_text()[-3000:]
+    assert [record["step"] for record in steps(folder)] == list(range(1, count + 1))
     gaps = [record["logprob_gap"] for record in steps(folder) if "logprob_gap" in record]
     assert len(gaps) >= 2 and max(gaps) < 1e-6
