@@ -19,7 +19,7 @@ and those weights differ from the ones that vLLM rounded to bfloat16. So the tra
 `rounded(master, torch.bfloat16)`. Seven things must be equal on both sides:
 
     `token_logprobs` sees to    the FP32 product, the FP32 log-softmax
-    `Scorer` sees to            the rounded W, the rounded h, the bias, which position predicts which token
+    `Scorer` sees to            the rounded W and h (by `dtype`), the bias, which position predicts which token
     the caller sees to          the temperature
 
 SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk; h hidden state, W head, b its bias, z logits.
@@ -55,17 +55,14 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 # What vLLM's AsyncEngineArgs needs so that its logits are the FP32 product too; leave it out for a bfloat16 head.
 GENERATOR_ARGS: dict[str, dict[str, str]] = {"hf_overrides": {"head_dtype": "float32"}}
 
-# Size of one (C, V) buffer when the caller names no chunk. Every chunk reads the (V, H) head and updates its gradient:
-# on a CPU at V = 152k, C = 110 took 20 % longer than C = 220, and C = 512 was no faster.
+# Size of one (C, V) buffer when the caller names no chunk: on a CPU at V = 152k, C = 110 took 20 % longer than 220.
 CHUNK_BYTES = 112 * 2**20
 CHUNK_BYTES_GPU = 512 * 2**20  # on an H200: 149 ms with 112 MiB, 82 with 512, 79 with 1024 (8,192 positions)
 
 
 def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`weight` with its values rounded to `dtype`, as a generator stores them; its own dtype and shape stay.
-
-    The gradient passes straight through, since the gradient of rounding is 0 almost everywhere.
-    """
+    """`weight` with its values rounded to `dtype`, as a generator stores them; its own dtype and shape stay. The gradient
+    passes straight through, since that of rounding is 0 almost everywhere."""
     if weight.dtype == dtype:
         return weight
     # w + sg(round(w) - w): exact, as numbers within a factor of 2 subtract without rounding. w.to(dtype).to(w.dtype)
@@ -84,15 +81,18 @@ def token_logprobs(
     entropy_grad: bool = False,  # let the entropy carry a gradient; otherwise it is a monitor
     fp32: bool = True,  # False computes the product in the dtype of `hidden`, for the ablation (H1)
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of each target token and entropy of its distribution, without a (tokens x vocabulary) tensor.
+    """Log-prob of each target token and entropy of its distribution: these three lines, without their (M, V) tensors.
 
-    `targets[i]` FOLLOWS position i: the caller has shifted by one. Padding may be any id from 0 to V - 1 (not -100);
-    mask its log-prob afterwards.
+        log_p = (F.linear(hidden.float(), weight.float(), bias) / temperature).log_softmax(-1)  # (M, V)
+        logprobs = log_p.gather(1, targets[:, None]).squeeze(1)  # (M,)
+        entropy = -(log_p.exp() * log_p).sum(-1)  # (M,)
+
+    `targets[i]` FOLLOWS position i: the caller has shifted by one. Mask padding (any id below V, not -100) afterwards.
 
     Returns (logprobs (M,), entropy (M,)) in nats, FP32, or FP64 if `hidden` or `weight` is. Gradients reach hidden,
-    weight (summed over the chunks in FP32, cast once at the end) and bias. An active autocast is overruled. Memory
-    beyond inputs and gradients: two buffers of C x V, on a CPU an FP32 copy of a bfloat16 head, and a third buffer
-    with `fp32=False`. Raises ValueError for shapes that do not agree, `temperature` <= 0 or `chunk_tokens` < 1.
+    weight (summed over the chunks in FP32, cast once at the end) and bias. An active autocast is overruled. Beside
+    inputs and gradients two or three buffers of C x V, and on a CPU an FP32 copy of a bfloat16 head. Raises ValueError
+    for shapes that do not agree, `temperature` <= 0 or `chunk_tokens` < 1.
     """
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"hidden must be (M, H), weight (V, H), got {tuple(hidden.shape)} and {tuple(weight.shape)}.")
@@ -129,8 +129,8 @@ class Scorer(nn.Module):
 
         scorer = DDP(Scorer(model))  # or fully_shard(scorer), or accelerator.prepare(scorer)
 
-    DDP and FSDP gather shards and reduce gradients in the forward of the module that they wrap. If `token_logprobs` is
-    called on parts of `ddp.module` instead, each rank silently keeps its own gradient.
+    DDP and FSDP prepare to reduce gradients in the forward of the module that they wrap. If `token_logprobs` is called
+    on parts of `ddp.module` instead, each rank silently keeps its own gradient.
 
     Args:
         model: has `base_model`, which returns hidden states, and `get_output_embeddings()`. For a PEFT model pass
@@ -173,12 +173,11 @@ class Scorer(nn.Module):
 
 # The concept ends here. -------------------------------------------------------------------- the same in little memory
 #
-# Chunks of C tokens go one after the other through one or two (C, V) buffers, and the backward pass computes the logits
-# again instead of remembering them. This takes some 75 lines more than `torch.utils.checkpoint` on each chunk, and
-# makes it 2.6 times as fast (on a CPU, forward and backward of 2,048 tokens at V = 50,000). A buffer has one name and
-# is overwritten in place; the comments say what it holds after each line.
+# Chunks of C tokens go through one or two (C, V) buffers, and the backward pass computes the logits again: 2.6 times as
+# fast as `torch.utils.checkpoint` on each chunk (CPU, 2,048 tokens, V = 50,000). A buffer has one name and is
+# overwritten in place; the comments say what it holds after each line.
 #
-# The three derivatives of the backward pass, with the incoming gradients g of a log-prob and g_entropy of an entropy:
+# The three derivatives, with the incoming gradients g of a log-prob and g_entropy of an entropy:
 #
 #     d logprob / d z_j = [j = y] - p_j                  dz_j = g ([j = y] - p_j) - g_entropy p_j (log p_j + entropy)
 #     d entropy / d z_j = -p_j (log p_j + entropy)

@@ -100,7 +100,8 @@ class Generator:
 
     # -------------------------------------------------------------------------------------------- what runs in the loop
     async def _admit(self) -> None:
-        """Starts new groups. None enters in a pause, so the version at admission is the version of the prefill."""
+        """Starts new groups, none in a pause. An update may still come before the prefill: each token carries its own
+        version."""
         while True:
             await self._until(self._has_room)
             if (problem := next(self.problems, None)) is None:
@@ -130,7 +131,7 @@ class Generator:
         """One completion, in one request, or in two where the first one ends at `budget` and tokens for an answer are
         left; the phrase comes between only if thinking had not ended. Gives its slot back."""
         prompt, control = list(problem.prompt_ids), self.length_control
-        salt = str(version)  # in vLLM's cache it finds keys and values of the same version only
+        salt = str(version)  # a first leg finds only what this version cached; a second one its own first leg, too
         try:
             first = rollout_of(await self.engine.sample(prompt, budget, salt))
             leg = control and control.second_leg(prompt, first.completion_ids, first.finish_reason)

@@ -9,7 +9,7 @@ with a version that we set at each change, and returns the log-prob of the sampl
 
     prepare(weights, v)     the trainer's thread copies them into memory that both processes map
     await update()          pause · vLLM's worker loads the file · the version becomes v · resume
-    await sample(prompt)    Sample(completion_ids, logprobs, versions): for instance versions = [3, 3, 3, 4, 4]
+    await sample(prompt, ..)  Sample(completion_ids, logprobs, versions): for instance versions = [3, 3, 3, 4, 4]
 
 A token sampled at version 4 may attend to keys and values from version 3. Its log-prob then differs from the trainer's
 at version 4, which is expected. Where one version sampled all tokens, prefill included, both must agree
@@ -194,7 +194,7 @@ def check_sample(ids: Sequence[int], logprobs: Sequence[float], versions: Sequen
     if not all(math.isfinite(x) and x <= 1e-4 for x in logprobs):
         raise RuntimeError("the engine returned a log-prob that is above 0 or not finite")
     if finish_reason not in ("stop", "length"):
-        raise RuntimeError(f"vLLM ended a request with {finish_reason!r} instead of 'stop' or 'length'")
+        raise RuntimeError(f"the engine ended a request with {finish_reason!r} instead of 'stop' or 'length'")
 
 
 def vllm_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:
@@ -306,12 +306,12 @@ class WeightFile:
     def prepare(self, weights: Any) -> None:
         """Copies these tensors into the memory; no engine may be reading it. Raises OSError if there is no room, and
         RuntimeError if a tensor is missing that was there before."""
-        if not self.tensors:  # how large they are is known when all have come
+        if not self.tensors:  # shards may be gathered one by one: the sizes are known when all have come
             weights = {name: tensor.detach().cpu() for name, tensor in weights.items()}
             self.layout, self.size = [], 0
             for name, tensor in weights.items():  # one after another, each at a multiple of 64 bytes
                 self.layout.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), self.size))
-                self.size += tensor.nbytes + -tensor.nbytes % 64
+                self.size += tensor.nbytes + (-tensor.nbytes) % 64
             self.tensors = tensors_in(self.new_memory(), self.layout)
         missing = set(self.tensors)
         for name, tensor in weights.items():
