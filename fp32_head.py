@@ -61,8 +61,8 @@ CHUNK_BYTES_GPU = 512 * 2**20  # on an H200: 149 ms with 112 MiB, 82 with 512, 7
 
 
 def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`weight` with its values rounded to `dtype`, as a generator stores them; its own dtype and shape stay. The gradient
-    passes straight through, since that of rounding is 0 almost everywhere."""
+    """`weight` with its values rounded to `dtype`, as a generator stores them; its own dtype and shape stay. The
+    gradient passes straight through, since that of rounding is 0 almost everywhere."""
     if weight.dtype == dtype:
         return weight
     # w + sg(round(w) - w): exact, as numbers within a factor of 2 subtract without rounding. w.to(dtype).to(w.dtype)
