@@ -17,8 +17,8 @@ The recipe (arXiv 2510.13786), and the file of each part:
 
 After the run, a sigmoid of pass rate against compute is fitted to it: fit_sigmoid.py. This file is the loop, `train`;
 docs/one_group.md follows one group through it. runtime/ holds the machinery: the parts of a run in parts.py, the
-forward and backward pass in trainer.py and model.py, the proof that new weights reached the generator in evaluation.py,
-checkpoints and the end in run.py. tasks/ has the prompts and the graders.
+forward and backward pass in fp32_head.py (`Scorer`) and trainer.py, the proof that new weights reached the generator in
+evaluation.py, checkpoints and the end in run.py. tasks/ has the prompts and the graders.
 
 Two counters: a step consumes one batch of B groups, a version is one optimizer update. A step makes no update, and the
 version stays, when no rollout is left to train on (all groups have equal rewards, or the rest were truncated and
