@@ -13,6 +13,8 @@ import publish
 import run
 import rungs
 
+from torch_engine import TorchEngine
+
 RECIPE = (ROOT / "recipe.py").read_text()
 
 
@@ -45,8 +47,13 @@ def small(monkeypatch, tmp_path, model):
         task.score = lambda problem, completions: [(coin.choice([1.0, -1.0]), True) for _ in completions]
         return task
 
+    def engine(folder, *args, **options):
+        assert folder == str(model)  # the task's first model, not recipe.py's
+        return TorchEngine(folder, *args, **options)
+
     for name, setting in rungs.SETTINGS.items():
-        changed = setting._replace(task=lambda seed, held_out, usual=setting.task: make(usual, seed))
+        names = setting.names | {"TorchEngine": engine}
+        changed = setting._replace(names=names, task=lambda seed, held_out, usual=setting.task: make(usual, seed))
         monkeypatch.setitem(rungs.SETTINGS, name, changed)
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(rungs, "OUT", tmp_path)
