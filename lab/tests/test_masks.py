@@ -379,7 +379,7 @@ def gradient(token_loss: Tensor, logprobs: Tensor) -> Tensor:
 def test_a_mask_as_a_loss_is_its_weights_times_a_token_loss(name):
     """`--loss lab.masks:NAME`: CISPO's loss, DAPO's for `truncate`; the gradient too, and the metrics of both."""
     rows = leaf_rows()
-    loss = named("loss", f"lab.masks:{name}", "logprobs, behaviour_logprobs, advantages, mask")
+    loss = named("loss", f"lab.masks:{name}")
     token_loss, metrics = loss(*rows)
     weights, counts = MASKS[name](*rows)
     base = dapo if name == "truncate" else cispo

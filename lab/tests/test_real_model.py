@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from lab import real_model
-from runtime import command_line, flags, parts
+from runtime import flags, parts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -111,7 +111,7 @@ def test_make_real_gives_flags_that_can_work():
     command = ["make", "--no-print-directory", "-n", "-C", "lab", "real"]
     output = subprocess.check_output(command, cwd=ROOT, text=True).replace("\\\n", " ")
     before, train, after = output.splitlines()[-3:]
-    parsed = command_line.parse_flags(train.split("train.py ")[1].split(), "")
+    parsed = flags.parse_flags(train.split("train.py ")[1].split(), "")
     flags.check_flags(parsed)
     start = re.search(r"--output_dir (\S+)", before)[1]
     assert (parsed.model, parsed.dataset) == (f"{start}/model", f"{start}/sums.jsonl")
