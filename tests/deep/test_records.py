@@ -33,6 +33,7 @@ def test_samples_reach_no_terminal(monkeypatch, program, tmp_path):
     assert all(32 <= byte < 127 or byte == 10 for byte in content)
     records = Folder(tmp_path / "run").read("samples.jsonl")
     assert len(records) == 4 and {r["completion"] for r in records} == {text}
+    assert {type(r["interrupted"]) for r in records} == {bool}  # the tour reads it
     assert not set(out + err) & set("\x1b\x07\x7f\x9b\u202e\ud800") and "title" not in out + err
 
 
