@@ -38,7 +38,7 @@ class SlotCache:
         self.longest = length  # the first positions, which attention reads
         self.all_slots = torch.arange(slots)
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: object) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """What transformers' attention calls with the new token's keys and values, (S, heads, 1, d)."""
         self.keys[layer][self.all_slots, :, self.position] = keys[:, :, 0]
         self.values[layer][self.all_slots, :, self.position] = values[:, :, 0]

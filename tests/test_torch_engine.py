@@ -2,23 +2,31 @@
 
 import asyncio
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from stale_cache import stale_cache_logprobs
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from lab.warm_start import ModelShape, new_model
-from torch_engine import TorchEngine
+from tasks.arithmetic import FIRST_MODELS
+from torch_engine import SlotCache, TorchEngine
 
 pytestmark = pytest.mark.timeout(120)  # a fault here often shows as a wait without end
 STOP = 3
-SHAPE = ModelShape(hidden_size=32, intermediate_size=64, initializer_range=0.3)
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [5, 6, 7], [11], [12, 13, 14, 15], [5, 6, 7], [20, 21]]
+
+
+def new_model(seed: int):
+    """The built-in model with random weights, large ones, so that another number is nats away."""
+    torch.manual_seed(seed)
+    config = AutoConfig.from_pretrained(FIRST_MODELS / "graded", hidden_size=32, initializer_range=0.3)
+    return AutoModelForCausalLM.from_config(config)
 
 
 @pytest.fixture
 def model():
-    return new_model(SHAPE, seed=0)
+    return new_model(seed=0)
 
 
 def new_engine(model, folder, slots=3, **precision) -> TorchEngine:
@@ -61,7 +69,7 @@ def test_new_weights_in_flight_go_on_over_the_old_keys_and_values(model, tmp_pat
     what the new model says over the old one's cache."""
     engine = new_engine(model, tmp_path)
     engine.stop = torch.tensor([-1])
-    other = new_model(SHAPE, seed=1)
+    other = new_model(seed=1)
 
     async def run():
         await engine.start()
@@ -88,3 +96,14 @@ def test_a_prompt_computed_for_several_requests_is_counted_once(model, tmp_path)
     """As in vLLM, whose later requests find it in the cache: six requests for two tokens, two for one, all at once."""
     rollouts = sampled(new_engine(model, tmp_path, slots=8), [([5, 6], 1)] * 6 + [([7], 1)] * 2)
     assert [rollout.prefilled for rollout in rollouts] == [2, 0, 0, 0, 0, 0, 1, 0]
+
+
+def test_the_cache_takes_what_attention_hands_on():
+    """transformers 5.24 calls `update(..., kwargs=...)`, which plain attention has no use for. Two slots write their
+    positions 0 and 2, and the first three are read."""
+    cache = SlotCache(SimpleNamespace(num_hidden_layers=2, num_key_value_heads=1, head_dim=1), 2, 4, torch.float32)
+    cache.position, cache.longest = torch.tensor([0, 2]), 3
+    new = torch.tensor([5.0, 7.0]).view(2, 1, 1, 1)
+    keys, values = cache.update(new, -new, 1, kwargs={"position": 0})
+    assert keys.flatten().tolist() == [5, 0, 0, 0, 0, 7]
+    assert torch.equal(values, -keys) and not cache.keys[0].any()
