@@ -1,10 +1,10 @@
-"""Mend a bug of docs/find_the_bug.md in a copy of its file, until the test that fails passes.
+"""Mend a bug of docs/find_the_bug.md in a copy of its file, until all tests of the file pass.
 
     python lab/exercises.py 7             # puts bug 7 into runs/exercises/7/losses.py, and waits for your mend
     python lab/exercises.py 7 --check     # the same without waiting: right, or one more hint
 
-The page is the one list of bugs. The file itself stays as it is: the test imports the copy in its place. To begin
-again, delete the folder. Some of the tests need hypothesis beside pytest: `make test` installs both.
+The page is the one list of bugs. The file itself stays as it is: its tests import the copy in its place. To begin
+again, delete the folder.
 """
 
 import argparse
@@ -19,7 +19,6 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "find_the_bug.md"
 FOLDER = ROOT / "runs" / "exercises"
-TESTS = (ROOT / "tests", ROOT / "lab" / "tests")
 BUG = r"\*\*(\d+)\*\*\n```diff\n(.*?)```\n<details><summary>Answer</summary>\n\n(.*?) `(test_\w+)`\n"
 
 
@@ -31,7 +30,7 @@ class Exercise(NamedTuple):
     right: str  # lines of the file
     wrong: str  # what they are with the bug
     answer: str
-    test: str  # fails with the bug
+    test: str  # of the lesson, fails with the bug
 
     @property
     def copy(self) -> Path:
@@ -39,14 +38,9 @@ class Exercise(NamedTuple):
         return FOLDER / self.number / self.file.name
 
     @property
-    def test_id(self) -> str:
-        """FILE::TEST for pytest. Of several tests with this name below tests/ and lab/tests/ it is the file's own."""
-        files = [path for folder in TESTS for path in sorted(folder.rglob("test_*.py"))]
-        files = [path for path in files if f"def {self.test}(" in path.read_text()]
-        if not files:
-            raise LookupError(f"{self.test}, which docs/find_the_bug.md names, stands in no file below tests/.")
-        path = min(files, key=lambda path: not path.stem.startswith(f"test_{self.file.stem}"))
-        return f"{path.relative_to(ROOT)}::{self.test}"
+    def lesson(self) -> str:
+        """The tests of the file."""
+        return f"tests/test_{self.file.name}"
 
     @property
     def text(self) -> str:
@@ -76,21 +70,24 @@ def begin(exercise: Exercise) -> None:
 
 
 def passes(exercise: Exercise) -> bool:
-    """Whether the test passes on the copy. If not, prints the end of what pytest says."""
+    """Whether the test passes on the copy, and then the whole lesson, which sees a mend that breaks something else. If
+    not, prints the end of what pytest says."""
     module = exercise.file.stem
     folder = str(exercise.copy.parent)
-    # The copy is imported first, so that the test gets it wherever it looks for the file.
+    # The copy is imported first, so that the tests get it wherever they look for the file.
     start = f"import sys; sys.path.insert(0, {folder!r}); import {module}, pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    result = subprocess.run(
-        [sys.executable, "-c", start, "-x", "--tb=short", exercise.test_id],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if result.returncode:
-        print(result.stdout[-3000:])
-    return result.returncode == 0
+    for tests in (f"{exercise.lesson}::{exercise.test}", exercise.lesson):
+        result = subprocess.run(
+            [sys.executable, "-c", start, "-x", "--tb=short", tests],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if result.returncode:
+            print(result.stdout[-3000:])
+            return False
+    return True
 
 
 def hint(exercise: Exercise) -> str:
@@ -114,7 +111,7 @@ def check(exercise: Exercise) -> bool:
     """Prints whether the mend is right, or a hint; no hint before the copy has changed."""
     right = passes(exercise)
     if right:
-        print(f"Right: {exercise.test} passes. {exercise.answer} The page has:\n{exercise.right}")
+        print(f"Right: {exercise.lesson} passes. {exercise.answer} The page has:\n{exercise.right}")
     elif exercise.copy.read_text() == exercise.text:
         print(f"Not yet. Nothing has changed in {exercise.copy}: mend it there.")
     else:
@@ -126,17 +123,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 right, 1 not yet, 2 bad input."""
     exercises = read_page()
     parser = argparse.ArgumentParser("exercises.py", description=__doc__.split("\n")[0])
-    parser.add_argument("number", choices=exercises, metavar="NUMBER", help=f"1 to {len(exercises)}")
+    parser.add_argument("number", nargs="?", choices=exercises, metavar="NUMBER", help=f"1 to {len(exercises)}")
     parser.add_argument("--check", action="store_true", help="do not wait: right, or one more hint")
     args = parser.parse_args(argv)
-    if not (find_spec("pytest") and find_spec("hypothesis")):
-        parser.error("the tests need pytest and hypothesis: pip install pytest hypothesis")
+    if args.number is None:
+        print(*__doc__.split("\n\n")[:2], sep="\n")
+        return 0
+    if not find_spec("pytest"):
+        parser.error("the tests need pytest: pip install pytest")
     exercise = exercises[args.number]
     begin(exercise)
     if args.check:
         return 0 if check(exercise) else 1
     if passes(exercise):
-        print(f"{exercise.copy} is mended: {exercise.test} passes. To begin again, delete {exercise.copy.parent}.")
+        print(f"{exercise.copy} is mended: {exercise.lesson} passes. To begin again, delete {exercise.copy.parent}.")
         return 0
     print(f"{exercise.copy} has a bug, by which {exercise.test} fails.")
     try:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from losses import LOSSES, aggregation_weights, kl_penalty, normalize_advantages, summarize_metrics
+from losses import LOSSES, aggregation_weights, kl_penalty, merge_metrics, normalize_advantages, summarize_metrics
 
 each_loss = pytest.mark.parametrize("name", LOSSES)
 
@@ -41,7 +41,8 @@ def run_ratios(name: str, rho: list[float], advantages: list[float], **options):
 def test_advantages_by_hand():
     """Prompt 5: rewards 1, -1, -1, -1, mean -.5, centered 1.5, -.5, -.5, -.5. Prompt 2: 12, 10, centered 1, -1.
     batch: variance (2.25 + 3 * .25 + 2) / 6 = 5/6, std .9128709 (the raw rewards' std would be 5.6);
-    prompt: stds sqrt(3/4) = .8660254 and 1. With ddof 1: batch sqrt(5/5) = 1; prompt sqrt(3/3) = 1 and sqrt(2)."""
+    prompt: stds sqrt(3/4) = .8660254 and 1. With ddof 1: batch sqrt(5/5) = 1; prompt sqrt(3/3) = 1 and sqrt(2).
+    Rewards that all are 100,000 higher have the same, also in float32, where E[r^2] - E[r]^2 would be good to 1,000."""
     rewards = f64(1, 12, -1, -1, 10, -1)
     ids = torch.tensor([5, 2, 5, 5, 2, 5])
     centered = f64(1.5, 1, -0.5, -0.5, -1, -0.5)
@@ -53,21 +54,23 @@ def test_advantages_by_hand():
     ]:
         for eps in (0.0, 1.0):
             close(normalize_advantages(rewards, ids, how, eps=eps, ddof=ddof), centered / (std + eps))
+        close(normalize_advantages((rewards + 1e5).float(), ids, how, eps=0.0, ddof=ddof).double(), centered / std)
     close(normalize_advantages(rewards, ids, "none"), centered)
     # by default `batch`, population std, and eps 1e-6: the std of these is .913e-6
     close(normalize_advantages(rewards * 1e-6, ids), centered / (0.9128709 + 1))
 
 
-@pytest.mark.parametrize("how", ["batch", "prompt", "none"])
-def test_equal_or_single_rewards_give_exactly_zero(how):
+@pytest.mark.parametrize(("how", "size"), [("batch", 5**0.5), ("prompt", 1), ("none", 1)])
+def test_equal_or_single_rewards_give_exactly_zero(how, size):
     """In float32 the mean of seven .1 is off by 7e-9, which a std of 7e-9 would blow up to 1. -.3 lies below the 0 of an
-    empty buffer. A group of one row is 0, too, and the group that differs is not."""
+    empty buffer. A group of one row is 0, too. The group that differs has 1 and -1, and all ten rows count: the variance
+    of the batch is 2/10."""
     for value in (0.1, -0.3):
         rewards = torch.tensor([value] * 7 + [1.0, -1.0, 5.0])
         *equal, right, wrong, single = normalize_advantages(rewards, torch.tensor([0] * 7 + [1, 1, 2]), how, eps=0.0)
         assert not any(equal)
         assert single == 0
-        assert right > 0 > wrong
+        assert right == -wrong == pytest.approx(size)
     for ddof in (0, 1):  # a batch of one row: 0 / 0
         assert normalize_advantages(torch.ones(1), torch.zeros(1), how, eps=0.0, ddof=ddof) == 0
 
@@ -92,7 +95,9 @@ def test_cispo_by_hand():
         "capped_positive": 0.5,
         "capped_negative": 0,
     }
-    assert summarize_metrics(metrics) == pytest.approx(expected)
+    parts = [run("cispo", logprobs[i], behaviour[i], A, mask[i])[1] for i, A in (([0], f64(1)), ([1], f64(-2)))]
+    for whole in metrics, merge_metrics(parts):
+        assert summarize_metrics(whole) == pytest.approx(expected)
     assert (metrics["tokens"], metrics["tokens_positive"], metrics["tokens_negative"]) == (3, 2, 1)
 
 
@@ -129,15 +134,15 @@ def test_default_clips(name, low, high):
 
 
 def test_gspo_with_advantages_per_token_is_gspo_token():
-    """rho = 1.10 and .88, so s = sqrt(.968) = .9838699, inside both clips of .04; A = 2 and -3. Loss and gradient of each
-    token are -s A_t. A third token, rho = 1.2 and A = 0, makes s = (1.1616)^(1/3) = 1.0512, above the clip: it clips
-    the token with A = 2 and not the one with A = -3, and the third does not move."""
-    clips = {"eps_low": 0.04, "eps_high": 0.04}
-    token_loss, _, grad = run_ratios("gspo", [1.10, 0.88], [2, -3], **clips)
-    close(token_loss, grad)
-    close(grad, f64([-2 * 0.9838699, 3 * 0.9838699]))
-    _, metrics, grad = run_ratios("gspo", [1.10, 0.88, 1.2], [2, -3, 0], **clips)
-    close(grad, f64([0.0, 3 * 1.1616 ** (1 / 3), 0.0]))
+    """Two rows of two and three tokens, eps_low = eps_high = .04. Row 1: rho = 1.10 and .88, so s = sqrt(.968) = .9838699,
+    inside the clip; A = 2 and -3. Loss and gradient of each token are -s A_t. Row 2 has a third token, rho = 1.2 and
+    A = 0: s = (1.1616)^(1/3) = 1.0512, above the clip. It clips the token with A = 2 and not the one with A = -3."""
+    behaviour = torch.full((2, 3), -2.0, dtype=torch.float64)
+    logprobs = behaviour + f64([1.10, 0.88, 9], [1.10, 0.88, 1.2]).log()
+    advantages, mask = f64([2, -3, 9], [2, -3, 0]), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    token_loss, metrics, grad = run("gspo", logprobs, behaviour, advantages, mask, eps_low=0.04, eps_high=0.04)
+    close(token_loss[0], grad[0])
+    close(grad, f64([-2 * 0.9838699, 3 * 0.9838699, 0], [0, 3 * 1.1616 ** (1 / 3), 0]))
     assert (metrics["capped_positive"], metrics["capped_negative"]) == (1, 0)
 
 
@@ -188,19 +193,17 @@ def test_nothing_outside_the_mask_counts(name):
 
 @each_loss
 def test_log_ratio_is_bounded_before_exp(name):
-    """In float32 e^300 is inf. The bound is e^20 = 4.85e8, and of the log-ratios 0 and +-20 the rms is 20 / sqrt(2)."""
-    near, far = torch.full((1, 2), -1.0), torch.tensor([[-301.0, -1.0]])
-    for logprobs, behaviour, ratio in (near, far, math.exp(20)), (far, near, 1):
+    """In float32 e^300 is inf, and in ess e^-300 would be 0 / 0. The bounds are e^20 and e^-20."""
+    near, far = torch.full((1, 1), -1.0), torch.full((1, 1), -301.0)
+    for logprobs, behaviour, bound in (near, far, 20), (far, near, -20):
         for sign in (1.0, -1.0):
-            token_loss, metrics, grad = run(name, logprobs, behaviour, torch.tensor([sign]), torch.ones(1, 2))
+            token_loss, metrics, grad = run(name, logprobs, behaviour, torch.tensor([sign]), torch.ones(1, 1))
             assert token_loss.isfinite().all()
             assert grad.isfinite().all()
             summary = summarize_metrics(metrics)
-            assert summary["ratio_max"] == pytest.approx(ratio)
-            assert summary["log_ratio_rms"] == pytest.approx(20 / math.sqrt(2))
-    one = torch.tensor([[-301.0]])
-    _, metrics, _ = run(name, one, one + 300, torch.ones(1), torch.ones(1, 1))
-    assert summarize_metrics(metrics)["ess"] == pytest.approx(1)  # a ratio of e^-300 would be 0: 0 / 0
+            assert summary["ratio_max"] == pytest.approx(math.exp(bound))
+            assert summary["log_ratio_rms"] == pytest.approx(20)
+            assert summary["ess"] == pytest.approx(1)
 
 
 def test_kl_by_hand():

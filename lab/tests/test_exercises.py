@@ -22,13 +22,9 @@ def test_the_page_has_25_bugs():
     assert exercises.PAGE.read_text().count("```diff") == 25
 
 
-def test_every_test_that_the_page_names_stands_somewhere():
-    """Wherever below tests/ it has moved to; one that is gone is named in a sentence."""
+def test_the_file_has_every_test_that_the_page_names():
     for exercise in PAGE.values():
-        path, name = exercise.test_id.split("::")
-        assert f"def {name}(" in (exercises.ROOT / path).read_text()
-    with pytest.raises(LookupError, match="test_of_nothing, which docs/find_the_bug.md names, stands in no file"):
-        _ = PAGE["1"]._replace(test="test_of_nothing").test_id
+        assert f"def {exercise.test}(" in (exercises.ROOT / exercise.lesson).read_text()
 
 
 @pytest.mark.slow  # two processes for each bug
@@ -39,12 +35,23 @@ def test_the_test_fails_with_the_bug_and_passes_with_the_mend(number, capsys):
     original = exercise.file.read_text()
     assert exercises.main([number, "--check"]) == 1
     output = capsys.readouterr().out
-    assert f"FAILED {exercise.test_id}" in output and "Not yet." in output
+    assert f"FAILED {exercise.lesson}::{exercise.test}" in output and "Not yet." in output
     assert exercise.right not in exercise.copy.read_text() and exercise.wrong in exercise.copy.read_text()
     assert exercise.file.read_text() == original
     exercise.copy.write_text(original)
     assert exercises.main([number, "--check"]) == 0
-    assert f"Right: {exercise.test} passes" in capsys.readouterr().out
+    assert f"Right: {exercise.lesson} passes" in capsys.readouterr().out
+
+
+def test_a_mend_that_breaks_something_else_is_not_right(capsys):
+    """(k + 1) B for both schedules: the test that the page names is of the other one."""
+    exercise = PAGE["24"]
+    exercises.begin(exercise)
+    mend = exercise.right.replace(' if schedule == "pipeline" else k * batch_prompts', "")
+    exercise.copy.write_text(exercise.text.replace(exercise.wrong, mend))
+    assert exercises.main(["24", "--check"]) == 1
+    output = capsys.readouterr().out
+    assert "FAILED tests/test_pipeline_rl.py::test_ppo_off_policy" in output and "Not yet." in output
 
 
 def test_hints_go_from_vague_to_plain(monkeypatch, capsys):
@@ -80,6 +87,9 @@ def test_it_waits_for_the_mend(monkeypatch, capsys):
 
 
 def test_the_end_of_the_input_and_bad_numbers(monkeypatch, capsys):
+    """Without a number it says in three lines what it can do."""
+    assert exercises.main([]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
     monkeypatch.setattr(exercises, "passes", lambda _: False)
     monkeypatch.setattr("sys.stdin", open("/dev/null"))
     assert exercises.main(["23"]) == 1
