@@ -7,13 +7,13 @@ import itertools
 import random
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 from fake_engine import FakeEngine, Problem, generating, no_reward, problems, wait_until
 
 from generator import Exhausted, Generator
-from pipeline_rl import Pacer, lags
+from length_control import Interruption
+from pipeline_rl import FORCED, Pacer, lags
 
 pytestmark = pytest.mark.timeout(30)  # a fault here often shows as a wait without end
 
@@ -39,41 +39,23 @@ def test_the_lag_of_a_generator(k):
     assert 0 <= min(seen) and max(seen) == k
 
 
-class Cut:
-    """As length control: thinking is cut at 3 tokens, for prompts whose first token is even; evaluation may take 7."""
-
-    max_budget, max_completion = 7, 12
-
-    def draw_budget(self, rng: random.Random) -> int:
-        return 3
-
-    def second_leg(self, prompt_ids, completion_ids, finish_reason):
-        if finish_reason == "stop" or prompt_ids[0] % 2:
-            return None
-        return SimpleNamespace(prompt_ids=[*prompt_ids, *completion_ids, 5, 6], forced_ids=[5, 6], max_tokens=4)
-
-    def mask(self, n_first: int, n_forced: int, n_second: int) -> list[int]:
-        return [1] * n_first + [0] * n_forced + [1] * n_second
-
-
 def test_two_legs_make_one_rollout():
     """The second request goes on behind the phrase 5 6, and has the salt of the first, so that it finds its keys and
-    values; a salt is the version. How the legs are joined: test_pipeline_rl.py."""
-    engine, prompts = FakeEngine(), [Problem("even", [8, 9]), Problem("odd", [9, 9])]
-    with generating(prompts, engine, Pacer(1, 1), length_control=Cut(), rollouts=1) as generator:
-        generator.push({}, 1, 0)
-        [even], [odd] = (group.rollouts for group in generator.take(1) + generator.take(1))
-    assert even.completion_ids == [9, 9, 9, 5, 6, 9, 9, 9, 9] and odd.completion_ids == [9, 9, 9]
-    assert even.mask == [1, 1, 1, 0, 0, 1, 1, 1, 1] and generator.counters.prefilled == 2 + 7 + 2
-    assert generator.counters.sampled == 7 + 3
-    salts = {len(ids): salt for ids, _, salt in engine.requests if ids[0] == 8}
-    assert set(salts) == {2, 7} and salts[2] == salts[7] in ("0", "1")
-    with generating([Problem("later", [7])] * 9, later := FakeEngine(), Pacer(1, 0), rollouts=1) as generator:
-        generator.take(1)
-        generator.push({}, 5, 1)
-        generator.take(1)
-    assert {later.requests[0][2], later.requests[-1][2]} == {"0", "5"}
-    assert [most for ids, most, _ in engine.requests if ids[0] == 8] == [3, 4]
+    values, though new weights came meanwhile. How the legs are joined: test_pipeline_rl.py."""
+
+    def length(ids, most):
+        engine.version += 1  # with each request
+        return 2 if ids == [9, 9] else most
+
+    engine, prompts = FakeEngine(length=length), [Problem("cut", [8, 9]), Problem("stops", [9, 9])]
+    control = Interruption(3, 3, 4, phrase_ids=[5, 6], end_of_thinking_ids=[6])
+    with generating(prompts, engine, length_control=control, rollouts=1) as generator:
+        [cut] = generator.take(1)[0].rollouts
+        generator.release(1)
+        [stopped] = generator.take(1)[0].rollouts
+    assert engine.requests == [([8, 9], 3, "0"), ([8, 9, 9, 9, 9, 5, 6], 4, "0"), ([9, 9], 3, "2")]
+    assert cut.completion_ids == [9, 9, 9, 5, 6, 9, 9, 9, 9] and stopped.completion_ids == [9, 9]
+    assert (generator.counters.prefilled, generator.counters.sampled) == (2 + 7 + 2, 7 + 2)
 
 
 def test_slots_and_idle_time():
@@ -94,7 +76,8 @@ def test_slots_and_idle_time():
 def test_a_push_waits_for_evaluation_which_no_pacer_holds_back():
     """The pacer is full (k = 0, its one group is frozen), yet evaluation runs, at one version, and then the push."""
     engine = FakeEngine(seconds=0.001, frozen=True)
-    with generating(problems(3), engine, length_control=Cut(), rollouts=2) as generator:
+    control = Interruption(3, 7, 4, phrase_ids=[5, 6], end_of_thinking_ids=[6])
+    with generating(problems(3), engine, length_control=control) as generator:
         wait_until(lambda: engine.inside == 2)
         asked = [Problem(str(i), [9, i]) for i in range(10)]
         future = generator.evaluate(asked, 4)
@@ -102,19 +85,18 @@ def test_a_push_waits_for_evaluation_which_no_pacer_holds_back():
         assert not generator.pacer.may_admit() and engine.version == 0
         engine.frozen = False
         generator.settle()
-        assert sum(ids[0] == 9 for ids, _, _ in engine.requests) == 40, "the push did not wait"
+        assert sum(ids[0] == 9 for ids, _, _ in engine.requests) == 80, "the push did not wait"
         groups = generator.result_of(future)
         assert [len(group) for group in groups] == [4] * 10 and generator.engine.version == 1
-        assert all(rollout.versions == [0] * 7 for group in groups for rollout in group)  # the longest budget
+        longest = [0] * 7 + [FORCED] * 2 + [0] * 4  # the longest budget
+        assert all(rollout.versions == longest for group in groups for rollout in group)
         counters = generator.counters
         assert generator.pacer.admitted == 1 and 0 < counters.eval_seconds < 60
-        assert counters.sampled <= 14  # of rollouts, and not the 280 of the evaluation
+        assert counters.sampled <= 22  # of rollouts, and not the 440 of the evaluation
         assert engine.most_inside == 16
-        numbers = []
-        for _ in range(2):  # groups enter again
-            numbers += [group.number for group in generator.take(1)]
-            generator.release(1)
-        assert numbers == [0, 1]
+        assert [group.number for group in generator.take(1)] == [0]
+        generator.release(1)
+        assert [group.number for group in generator.take(1)] == [1]  # groups enter again
 
 
 def test_no_group_enters_while_weights_change():
@@ -140,13 +122,11 @@ def test_no_group_enters_while_weights_change():
 def test_finite_problems_end_in_exhausted():
     """Five prompts, B = 2: two steps, then one group is left that no step can use."""
     with generating(problems(5), pacer=Pacer(2, 1)) as generator:
-        keys = []
-        for _ in range(2):
-            keys += [group.problem.key for group in generator.take(2)]
+        for keys in ["p0", "p1"], ["p2", "p3"]:
+            assert [group.problem.key for group in generator.take(2)] == keys
             generator.release(2)
         with pytest.raises(Exhausted, match="1 groups stay untrained"):
             generator.take(2)
-        assert keys == ["p0", "p1", "p2", "p3"]
         assert [problem.key for problem in generator.under_way.values()] == ["p4"]
 
 

@@ -71,13 +71,11 @@ def story(tmp_path_factory):
     return story
 
 
-def logprobs(story, sample, versions) -> torch.Tensor:
-    """(T,) of a sample's tokens, if these versions sampled them: each over the keys and values of those before."""
-    return stale_cache_logprobs(story.tiny.model, story.weights, PROMPT, sample.completion_ids, versions)
-
-
 def gap(story, sample, versions) -> torch.Tensor:
-    return (logprobs(story, sample, versions) - torch.tensor(sample.logprobs)).abs()
+    """(T,) between a sample's log-probs and those if these versions sampled it, each over the keys and values of those
+    before."""
+    oracle = stale_cache_logprobs(story.tiny.model, story.weights, PROMPT, sample.completion_ids, versions)
+    return (oracle - torch.tensor(sample.logprobs)).abs()
 
 
 def test_each_token_carries_the_version_that_sampled_it(story):
@@ -117,19 +115,20 @@ def test_the_end_leaves_nothing(story):
 
 
 @pytest.mark.parametrize(
-    ("ids", "logprobs", "versions", "reason", "message"),
+    ("change", "message"),
     [
-        ([], [], [], "stop", "0 tokens"),
-        ([5, 6], [-0.5], [3, 3], "stop", "2 tokens, 1 log-probs, 2 versions"),
-        ([5, 6], [-0.5, -0.5], [3], "stop", "2 tokens, 2 log-probs, 1 versions"),
-        ([5, 6], [-0.5, math.nan], [3, 3], "stop", "above 0 or not finite"),
-        ([5, 6], [-math.inf, -0.5], [3, 3], "stop", "above 0 or not finite"),
-        ([5, 6], [-0.5, 0.01], [3, 3], "stop", "above 0 or not finite"),
-        ([5], [-0.5], [3], "abort", "'abort'"),
+        ({"ids": [], "logprobs": [], "versions": []}, "0 tokens"),
+        ({"logprobs": [-0.5]}, "2 tokens, 1 log-probs, 2 versions"),
+        ({"versions": [3]}, "2 tokens, 2 log-probs, 1 versions"),
+        ({"logprobs": [-0.5, math.nan]}, "above 0 or not finite"),
+        ({"logprobs": [-math.inf, -0.5]}, "above 0 or not finite"),
+        ({"logprobs": [-0.5, 0.01]}, "above 0 or not finite"),
+        ({"finish_reason": "abort"}, "'abort'"),
     ],
 )
-def test_what_is_missing_in_an_answer_is_an_error_and_no_zero(ids, logprobs, versions, reason, message):
+def test_what_is_missing_in_an_answer_is_an_error_and_no_zero(change, message):
+    sample = {"ids": [5, 6], "logprobs": [-0.5, 0.0], "versions": [3, 3], "finish_reason": "length"}
+    check_sample(**sample)
     with pytest.raises(RuntimeError, match=message):
-        check_sample(ids, logprobs, versions, reason)
-    check_sample([5, 6], [-0.5, 0.0], [3, 3], "length")
+        check_sample(**sample | change)
     check_sample([5], [1e-6], [0], "stop")  # rounding: log-softmax of a sure token may end just above 0
