@@ -1,15 +1,12 @@
-"""The shape of the repository: who imports whom, and that what its pages name is there and can work."""
+"""The shape of the repository: who imports whom, what its docstrings show, its lists of packages."""
 
 import ast
-import contextlib
 import doctest
 import importlib
 import io
 import re
-import shlex
 import shutil
 import subprocess
-import sys
 import tokenize
 import tomllib
 from graphlib import TopologicalSorter
@@ -30,12 +27,6 @@ MODULES = {
     if "tests" not in path.parts
 }
 CORE = {name for name in MODULES if not name.startswith("lab")}
-PAGES = {path: path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("lab/**/*.md")]}
-GUIDES = {
-    path: text for path, text in PAGES.items() if path.name not in ("CHANGELOG.md", "RESULTS.md", "BENCHMARKS.md")
-}
-GUIDES = {path: text for path, text in GUIDES.items() if path.parent.name != "results"}
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", "\n".join(GUIDES.values()), re.M | re.S)  # (language, what is in it)
 
 
 # ------------------------------------------------------------------------------------------------------------ imports
@@ -107,79 +98,6 @@ def test_imports_go_one_way():
     list(TopologicalSorter(IMPORTS).static_order())
 
 
-# -------------------------------------------------------------------------------------------------------------- pages
-
-
-def test_python_snippets_print_what_they_say():
-    """A `print(...)  # value` line of a snippet prints that value."""
-    snippets = [code for language, code in BLOCKS if language == "python"]
-    assert snippets
-    for code in snippets:
-        output = io.StringIO()
-        with contextlib.redirect_stdout(output):
-            exec(compile(code, "README.md", "exec"), {})
-        assert output.getvalue().splitlines() == re.findall(r"print\(.*\)\s+# (.*)", code)
-
-
-def test_commands_have_flags_that_can_work(monkeypatch, tmp_path):
-    """Every `train.py` command of a page passes all checks that come before anything is loaded; README's own task is
-    there."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    [mine] = [code for language, code in BLOCKS if language == "py" and "class Start(" in code]
-    Path("mine.py").write_text(mine)
-    shell = "".join(code for language, code in BLOCKS if not language)
-    commands = re.findall(r"^.*\btrain\.py ((?:.*\\\n)*.*)$", shell, re.M)
-    assert len(commands) >= 4
-    for command in commands:
-        words = shlex.split(command.replace("\\\n", " ").replace("...", "").split(";")[0], comments=True)
-        if "--resume" not in words:
-            flags.check_flags(flags.parse_flags(words, ""))
-    sys.modules.pop("mine")
-
-
-OTHERS = "config_file num_processes main_process_port standalone nnodes rdzv_backend master_addr master_port "
-OTHERS += "nproc_per_node head node-ip-address num-gpus address help no-deps index-url ignore"  # of accelerate, torch, Ray and pip
-
-
-def test_every_flag_named_exists():
-    known = {*flags.DEFAULTS, *OTHERS.split()}
-    for path in [*MODULES.values(), *ROOT.glob("lab/tests/gpu/*.py")]:
-        known |= set(re.findall(r'"--([\w-]+)"', path.read_text()))
-    named = {path.name: set(re.findall(r"(?<![\w-])--([a-zA-Z][\w-]*)", text)) - known for path, text in GUIDES.items()}
-    assert {name: unknown for name, unknown in named.items() if unknown} == {}
-
-
-def targets(folder: Path) -> set[str]:
-    return set(re.findall(r"^([a-z][\w-]*):", (folder / "Makefile").read_text(), re.M))
-
-
-def test_every_file_and_target_named_exists():
-    """Files in backquotes that look like ours, `make` targets, and links."""
-    core, lab = targets(ROOT), targets(ROOT / "lab")
-    shell = (ROOT / ".ci" / "run").read_text()
-    assert set(re.findall(r"^make ([a-z][\w-]*)", shell, re.M)) <= core
-    assert set(re.findall(r"^make -C lab ([a-z][\w-]*)", shell, re.M)) <= lab
-    missing = []
-    for path, text in GUIDES.items():
-        pattern = r"`((?:(?:lab|tests|docs|runtime|tasks|configs)/)?(?:\w+/)?\w+\.(?:py|txt|toml|yaml|md))`"
-        names = set(re.findall(pattern, text)) - {"mine.py"}  # the user's own
-        missing += [
-            f"{path.name}: {name}" for name in names if not ((ROOT / name).exists() or (path.parent / name).exists())
-        ]
-        missing += [
-            f"{path.name}: make {name}"
-            for name in set(re.findall(r"(?:^|`|\| )make ([a-z][a-z-]*)", text, re.M)) - core
-        ]
-        missing += [
-            f"{path.name}: make -C lab {name}" for name in set(re.findall(r"make -C lab ([a-z][a-z-]*)", text)) - lab
-        ]
-    for path, text in PAGES.items():
-        links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("http")]
-        missing += [f"{path.name}: {link}" for link in links if not (path.parent / link).exists()]
-    assert missing == []
-
-
 EXAMPLES = sorted(name for name, path in MODULES.items() if "\n>>> " in path.read_text().replace("    >>> ", ">>> "))
 
 
@@ -189,34 +107,13 @@ def test_docstring_examples(module):
     assert result.attempted and result.failed == 0
 
 
-def test_every_choice_has_its_number_in_the_code():
-    """The numbers of the table of choices, each once, are those in the source."""
-    table = re.findall(r"^\| ([A-Z]\d{1,2}) \|", (ROOT / "docs" / "choices.md").read_text(), re.M)
-    source = "".join(MODULES[name].read_text() for name in CORE)
-    assert len(table) == len(set(table)) > 10 and set(table) == set(re.findall(r"\b[LFTHOP]\d{1,2}\b", source))
-
-
-def test_traps_and_bugs_are_those_of_the_code_as_it_is():
-    """Every test that is named exists, and every bug is one change away from the code."""
-    tests = "\n".join(path.read_text() for path in ROOT.glob("**/tests/**/test_*.py"))
-    text = PAGES[ROOT / "docs" / "find_the_bug.md"]
-    named = re.findall(r"`(test_\w+)`", PAGES[ROOT / "lab" / "traps.md"] + text)
-    assert len(named) > 50 and [test for test in named if f"def {test}(" not in tests] == []
-    source = "".join((ROOT / name).read_text() for name in set(re.findall(r"`(\w+\.py)`", text)))
-    bugs = re.findall(r"```diff\n(.*?)```", text, re.S)
-    for bug in bugs:
-        removed = [line[1:] for line in bug.splitlines() if line.startswith("-")]
-        assert removed and source.count("\n".join(removed) + "\n") == 1, bug
-    assert len(bugs) > 10
-
-
 # --------------------------------------------------------------------------------------------------------- environment
 
 
 def test_there_is_one_version():
     """pyproject.toml, the newest release of the changelog and CITATION.cff name the same."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    newest = re.search(r"^## (\d\S+)", PAGES[ROOT / "lab" / "CHANGELOG.md"], re.M)[1]
+    newest = re.search(r"^## (\d\S+)", (ROOT / "lab" / "CHANGELOG.md").read_text(), re.M)[1]
     assert version == newest == flags.VERSION
     assert version == re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M)[1]
 
