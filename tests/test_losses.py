@@ -98,7 +98,7 @@ def test_cispo_by_hand():
     parts = [run("cispo", logprobs[i], behaviour[i], A, mask[i])[1] for i, A in (([0], f64(1)), ([1], f64(-2)))]
     for whole in metrics, merge_metrics(parts):
         assert summarize_metrics(whole) == pytest.approx(expected)
-    assert (metrics["tokens"], metrics["tokens_positive"], metrics["tokens_negative"]) == (3, 2, 1)
+        assert (whole["tokens"], whole["tokens_positive"], whole["tokens_negative"]) == (3, 2, 1)
 
 
 @pytest.mark.parametrize("name", ["dapo", "tis", "gspo"])
