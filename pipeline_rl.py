@@ -151,8 +151,9 @@ class Pacer:
             raise ValueError(f"{schedule} needs batch_prompts >= 1 and k >= {least_k}, not {batch_prompts} and {k}")
         self.take_size = batch_prompts if schedule == "pipeline" else k * batch_prompts  # groups the trainer takes
         self.capacity = (k + 1) * batch_prompts if schedule == "pipeline" else k * batch_prompts
-        if not 0 <= min_ready <= self.capacity - self.take_size:
-            raise ValueError(f"min_ready must be from 0 to {self.capacity - self.take_size}, not {min_ready}")
+        most = self.capacity - self.take_size
+        if not 0 <= min_ready <= most:
+            raise ValueError(f"min_ready must be {f'from 0 to {most}' if most else '0'}, not {min_ready}")
         self.min_ready = min_ready
         self.needed = 0  # the most groups that were ever under way
         self.admitted = 0  # numbers given out so far

@@ -29,11 +29,14 @@ To add an ingredient, write a function in its concept file, a flag in runtime/fl
 of your own needs none of it: `--loss module:function`.
 """
 
+import signal
 import sys
 
 if __name__ == "__main__":  # --help, and what is seen to be wrong, before torch is imported, which takes seconds
     from runtime.flags import answer
 
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the run catches it, Ctrl-C ends without a traceback
     answer(sys.argv[1:], __doc__)
 
 import random

@@ -1,6 +1,7 @@
 """The engine of a run: where it runs, how weights reach it, its arguments, and how its death is noticed.
 
-`place` refuses what cannot work before the model is loaded; `new_engine` makes the engine and this rank's channel.
+`choose_devices` refuses what cannot work before the model is loaded; `new_engine` makes the engine and this rank's
+channel.
 
 HOW A RUN'S vLLM DIFFERS FROM A PLAIN ONE. Each line has two ends, one in the trainer's process (this file, unless said
 otherwise) and one in vLLM's (inside_vllm.py):
@@ -20,8 +21,8 @@ it. It runs in rank 0's process and has what the table in generator.py asks for;
 weights by `weights.items()`. A subclass of RunEngine is called as RunEngine is, and may have three things of its own:
 
     elsewhere                      True: none of this host's GPUs is for it (its workers are on other hosts)
-    check_place(placement)         class method; raises UsageError where it cannot run, before anything is written
-    new_channel(placement, rank)   class method; each rank's end of a weight channel of its own
+    check_devices(devices)         class method; raises UsageError where it cannot run, before anything is written
+    new_channel(devices, rank)   class method; each rank's end of a weight channel of its own
 
 lab/hosts has such subclasses: Ray, NCCL; lab/fast_vllm.py one with a faster scheduler.
 """
@@ -62,7 +63,7 @@ HEARTBEAT = 30.0  # seconds between two calls that only ask whether the engine s
 
 
 @dataclass(frozen=True)
-class Placement:
+class EngineDevices:
     """Where the engine runs, and how weights reach it."""
 
     options: dict[str, Any]  # vLLM's arguments, by the flags
@@ -71,7 +72,7 @@ class Placement:
     shared: bool  # a trainer uses one of these GPUs, too
 
 
-def place(flags: Flags) -> Placement:
+def choose_devices(flags: Flags) -> EngineDevices:
     """The engine takes the GPUs beyond those of the trainers, or shares theirs if there are too few. Raises UsageError
     for devices that cannot work."""
     kind = engine_class(flags)
@@ -91,10 +92,10 @@ def place(flags: Flags) -> Placement:
             raise UsageError(f"--engine_args: an engine of {workers} processes needs as many GPUs; there are {count}.")
         first = trainers if trainers + workers <= count else 0
         gpus = list(range(first, first + workers))
-    placement = Placement(options, workers, gpus, shared=bool(gpus) and gpus[0] < trainers)
+    devices = EngineDevices(options, workers, gpus, shared=bool(gpus) and gpus[0] < trainers)
     if issubclass(kind, RunEngine):
-        kind.check_place(placement)
-    return placement
+        kind.check_devices(devices)
+    return devices
 
 
 def choose_engine(flags: Flags) -> str:
@@ -126,13 +127,13 @@ def trainers_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def devices_in_use(placement: Placement, trainers: int) -> int:
+def devices_in_use(devices: EngineDevices, trainers: int) -> int:
     """Devices that train (`trainers`, on all hosts) or sample: GPUs, or CPU cores. Idle ones do not count."""
     if not torch.cuda.device_count():
-        return min(os.cpu_count() or 1, trainers * torch.get_num_threads() + placement.workers)
-    if not placement.gpus:  # all of its workers are elsewhere
-        return trainers + placement.workers
-    return trainers + sum(gpu >= trainers_here() for gpu in placement.gpus)
+        return min(os.cpu_count() or 1, trainers * torch.get_num_threads() + devices.workers)
+    if not devices.gpus:  # all of its workers are elsewhere
+        return trainers + devices.workers
+    return trainers + sum(gpu >= trainers_here() for gpu in devices.gpus)
 
 
 def check_driver() -> None:
@@ -154,7 +155,7 @@ def check_driver() -> None:
 
 def new_engine(
     flags: Flags,
-    placement: Placement,
+    devices: EngineDevices,
     rank: int,
     model: str,
     stop_ids: Sequence[int],
@@ -171,15 +172,15 @@ def new_engine(
         elif rank == 0:
             engine = kind(model, stop_ids, longest, flags)
         return engine, InProcess()
-    channel = kind.new_channel(placement, rank)
+    channel = kind.new_channel(devices, rank)
     if rank != 0:
         return None, channel
-    options = dict(placement.options)
-    if placement.shared and "kv_cache_memory_bytes" not in options:
+    options = dict(devices.options)
+    if devices.shared and "kv_cache_memory_bytes" not in options:
         options.setdefault("gpu_memory_utilization", SHARE)
     engine = kind(
         model, stop_ids, longest, channel, flags.temperature, flags.max_num_seqs, flags.dtype, flags.seed, options,
-        gpus=placement.gpus,
+        gpus=devices.gpus,
     )  # fmt: skip
     return engine, channel
 
@@ -195,11 +196,11 @@ class RunEngine(vllm_engine.VLLMEngine):
     elsewhere: ClassVar[bool] = False
 
     @classmethod
-    def check_place(cls, placement: Placement) -> None:
+    def check_devices(cls, devices: EngineDevices) -> None:
         """Any place will do: the weights go by memory that the engine and the trainer both see."""
 
     @classmethod
-    def new_channel(cls, placement: Placement, rank: int) -> RunWeightFile:
+    def new_channel(cls, devices: EngineDevices, rank: int) -> RunWeightFile:
         """This rank's end of the weight channel."""
         return RunWeightFile(rank)
 

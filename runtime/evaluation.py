@@ -22,7 +22,7 @@ from runtime.flags import Flags
 from runtime.folder import Folder, Progress, Record, RunFailed
 from runtime.microbatches import TokenRow
 from runtime.model import experts
-from runtime.ranks import Ranks, SharedGenerator
+from runtime.ranks import GeneratorForRanks, Ranks
 from runtime.recorder import Recorder, rates
 from runtime.trainer import Trainer
 from tasks.prompts import Problem, Task
@@ -58,7 +58,7 @@ class Evaluator:
     ranks: Ranks
     task: Task
     trainer: Trainer
-    generator: SharedGenerator
+    generator: GeneratorForRanks
     recorder: Recorder
 
     def __post_init__(self) -> None:

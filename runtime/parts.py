@@ -17,17 +17,22 @@ import torch
 import length_control
 from filters import PassRateHistory
 from generator import Generator
-from runtime.engine import RunEngine, TorchEngine, devices_in_use, new_engine, place
+from runtime.engine import RunEngine, TorchEngine, choose_devices, devices_in_use, new_engine
 from runtime.evaluation import Evaluator
 from runtime.flags import BUILT_IN, Flags, UsageError, new_pacer, own_code, reason_of, with_flag_names
 from runtime.folder import Folder, Progress, check_folder
 from runtime.model import UNREADABLE
-from runtime.ranks import Ranks, SharedGenerator
+from runtime.ranks import GeneratorForRanks, Ranks
 from runtime.recorder import Recorder
 from runtime.trainer import Trainer, chosen_loss
 from tasks import arithmetic, data_sets
 from tasks.prompts import PromptOptions, PromptStream, Task
 
+# What would change the training without a flag of ours: variables that accelerate reads, and their neutral values.
+NEUTRAL = {
+    "MIXED_PRECISION": "no", "GRADIENT_ACCUMULATION_STEPS": "1", "DYNAMO_BACKEND": "no", "USE_DEEPSPEED": "false",
+    "USE_MEGATRON_LM": "false", "USE_PARALLELISM_CONFIG": "false",
+}  # fmt: skip
 CACHE = Path(__file__).parent.parent / "runs" / "cache"  # of warm-started models
 
 
@@ -41,9 +46,9 @@ class Run:
         self.first_step = 0  # of this process: a resumed run begins later
         self.progress = Progress(random.Random(flags.seed))
         chosen_loss(flags)  # one that cannot train is refused before anything is made
-        placement = place(flags)  # first, since it refuses devices before a process group waits for them
+        devices = choose_devices(flags)  # first, since it refuses devices before a process group waits for them
         self.ranks = ranks = Ranks(new_accelerator(flags))
-        self.devices = devices_in_use(placement, ranks.count)
+        self.devices = devices_in_use(devices, ranks.count)
         with ExitStack() as to_close:  # what is made before something fails is ended, the last one first
             # The task has the prompts, the verifier and the tokenizer. Without --model it has a first model, too.
             self.task = task = load_task(flags, judge=ranks.main)
@@ -70,11 +75,11 @@ class Run:
             self.history = PassRateHistory(flags.pass_rate_threshold)
             self.prompts = PromptStream(task.train, flags.seed, self.history.retired)
             rank = ranks.accelerator.process_index
-            engine, channel = new_engine(flags, placement, rank, model_folder, task.stop_ids, longest)
+            engine, channel = new_engine(flags, devices, rank, model_folder, task.stop_ids, longest)
             generator = None
             if engine is not None:  # on rank 0
                 generator = new_generator(flags, engine, task, self.prompts, control, self.progress)
-            self.generator = SharedGenerator(generator, channel, ranks)
+            self.generator = GeneratorForRanks(generator, channel, ranks)
             self.recorder = Recorder(flags, ranks, self.folder, task, self.prompts, self.generator)
             self.evaluator = Evaluator(flags, ranks, task, self.trainer, self.generator, self.recorder)
             self._to_close = to_close.pop_all()
@@ -97,10 +102,13 @@ class Run:
 
 
 def new_accelerator(flags: Flags) -> Any:
-    """accelerate's `Accelerator`: one process, or one of several under `torch.distributed.run`."""
+    """accelerate's `Accelerator`: one process, or one of several under `torch.distributed.run`. Raises UsageError."""
     from accelerate import Accelerator, InitProcessGroupKwargs
     from transformers.utils import logging as transformers_logging
 
+    for name, neutral in NEUTRAL.items():
+        if (value := os.environ.get(f"ACCELERATE_{name}", neutral)).lower() != neutral:
+            raise UsageError(f"ACCELERATE_{name}={value} would change the training; unset it (or leave it to our flags).")
     transformers_logging.disable_progress_bar()
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # "removed shared tensor" at every save
     torch.manual_seed(flags.seed)

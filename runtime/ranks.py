@@ -78,7 +78,7 @@ class Ranks:
 
 
 @dataclass(eq=False)
-class SharedGenerator:
+class GeneratorForRanks:
     """The generator as every rank calls it. Rank 0 drives the real one (`generator`, None on the others). All ranks
     take part in the collectives: they gather the weights for this rank's `channel`, and raise what a push raised."""
 

@@ -5,7 +5,6 @@
 """
 
 import random
-from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,13 +14,12 @@ import runtime.parts
 import runtime.run
 import train
 from generator import Counters
-from lab import warm_start
 from pipeline_rl import FORCED, Group, Pacer, Rollout
 from runtime import evaluation
 from runtime.flags import Flags
 from runtime.folder import Folder, Progress
 from runtime.parts import Run
-from runtime.ranks import Ranks, SharedGenerator
+from runtime.ranks import GeneratorForRanks, Ranks
 from runtime.recorder import Recorder
 from runtime.weights import RunWeightFile
 from tasks import arithmetic
@@ -155,62 +153,19 @@ class ScriptedTrainer:
         return {"grad_norm": 1.0, "lr": 1.0, "updated": int(self.steps - 1 not in self.bad)}
 
 
-@dataclass
-class Ended:
-    """A run that came to its end."""
-
-    run: Run
-
-    @property
-    def progress(self) -> Progress:
-        return self.run.progress
-
-    @property
-    def generator(self) -> ScriptedGenerator:
-        return self.run.generator.on_main
-
-    @property
-    def trainer(self) -> ScriptedTrainer:
-        return self.run.trainer
-
-    @property
-    def steps(self) -> list[dict]:
-        return [record for record in self.run.folder.read("metrics.jsonl") if "step" in record]
-
-    @property
-    def evals(self) -> list[dict]:
-        return self.run.folder.read("eval.jsonl")
-
-    def pushes(self) -> list[tuple[str, int]]:
-        """Calls of `push` and `release`, with their counts of groups."""
-        return [call for call in self.generator.calls if call[0] != "evaluate"]
-
-
-def to_the_end(flags: Flags) -> Ended:
-    """A run without `main`: errors come through."""
-    run = runtime.run.Run(flags)
-    try:
-        runtime.run.start(run)
-        train.train(run)
-        runtime.run.end(run)
-    finally:
-        run.close()
-    return Ended(run)
-
-
 def play(
     monkeypatch, folder, generator: dict | None = None, trainer: dict | None = None, prompts: int = 40, probe_every: int = 3,
     **changes,
-) -> Ended:  # fmt: skip
+) -> SimpleNamespace:  # fmt: skip
     """Runs the real loop and its end in `folder`; `generator` and `trainer` override what the scripted ones do.
-    `prompts` is the size of the training pool."""
+    `prompts` is the size of the training pool. Returns the run that came to its end, and what it wrote."""
     monkeypatch.setattr(evaluation, "PROBE_EVERY", probe_every)
     scripted = type("Scripted", (ScriptedGenerator,), generator or {})
 
     def new_generator(flags, engine, task, prompts, *_):
         return scripted(prompts, runtime.parts.new_pacer(flags))
 
-    def new_engine(flags, placement, rank, *_):
+    def new_engine(flags, devices, rank, *_):
         return "no engine", RunWeightFile(rank)
 
     monkeypatch.setattr(runtime.parts, "new_engine", new_engine)
@@ -222,7 +177,24 @@ def play(
         "output_dir": str(folder), "model": "scripted", "batch_prompts": 3, "rollouts": 2, "max_steps": 8,
         "eval_every": 4, "held_out": 5, "eval_samples": 2, "save_every": 0, "k": 2,
     }  # fmt: skip
-    return to_the_end(Flags(**options | changes))
+    run = Run(Flags(**options | changes))
+    try:  # without `main`: errors come through
+        runtime.run.start(run)
+        train.train(run)
+        runtime.run.end(run)
+    finally:
+        run.close()
+    records, generator = run.folder.read("metrics.jsonl"), run.generator.on_main
+    return SimpleNamespace(
+        run=run,
+        progress=run.progress,
+        generator=generator,
+        trainer=run.trainer,
+        steps=[record for record in records if "step" in record],
+        evals=run.folder.read("eval.jsonl"),
+        # and releases, with their counts of groups
+        pushes=lambda: [call for call in generator.calls if call[0] != "evaluate"],
+    )
 
 
 class Alone:
@@ -252,7 +224,7 @@ def batch_of(groups, folder, **changes):
     generator.under_way = {group.number: group.problem for group in groups}
     generator.fill = lambda: None
     trainer, ranks = ScriptedTrainer(), Ranks(Alone())
-    shared = SharedGenerator(generator, SimpleNamespace(folder=folder), ranks)
+    shared = GeneratorForRanks(generator, SimpleNamespace(folder=folder), ranks)
     history, prompts, task = train.filters.PassRateHistory(), SimpleNamespace(epoch=0), SimpleNamespace(text=str)
     recorder = Recorder(flags, ranks, Folder(folder), task, prompts, shared)
     evaluator = SimpleNamespace(begin_if_due=str, wait=lambda progress: {})
@@ -269,8 +241,9 @@ def batch_of(groups, folder, **changes):
 
 def small_model(folder, **changes) -> str:
     """A tiny untrained model and its tokenizer."""
-    options = {"hidden_size": 32, "num_hidden_layers": 1, "head_dim": 16, "intermediate_size": 48}
-    options |= {"num_attention_heads": 2, "num_key_value_heads": 1}
-    warm_start.new_model(warm_start.ModelShape(**options | changes), seed=0).save_pretrained(folder)
+    from tiny_trainer import saved_model  # its imports take seconds
+
+    options = {"num_hidden_layers": 1, "vocab_size": len(arithmetic.WORDS), "tie_word_embeddings": True}
+    options |= {"initializer_range": 0.08, "eos_token_id": arithmetic.IDS["<eos>"], "max_position_embeddings": 256}
     arithmetic.word_tokenizer().save_pretrained(folder)
-    return str(folder)
+    return saved_model("Qwen3", folder, **options | changes)

@@ -11,7 +11,7 @@ import pytest
 from fake_vllm import Channel, in_place_of_vllm, start_with
 
 import train
-from runtime.engine import devices_in_use, place
+from runtime.engine import choose_devices, devices_in_use
 from runtime.flags import parse_flags
 from vllm_engine import VLLMEngine
 
@@ -103,6 +103,6 @@ def test_an_engine_takes_a_gpu_without_a_trainer_if_there_is_one(monkeypatch):
     for gpus, own, shared, used in ((2, [1], False, 2), (1, [0], True, 1)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
-        placement = place(parse_flags(["--output_dir", "none"], ""))
-        assert (placement.gpus, placement.shared) == (own, shared)
-        assert devices_in_use(placement, trainers=1) == used
+        devices = choose_devices(parse_flags(["--output_dir", "none"], ""))
+        assert (devices.gpus, devices.shared) == (own, shared)
+        assert devices_in_use(devices, trainers=1) == used

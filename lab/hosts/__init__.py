@@ -26,7 +26,7 @@ import torch
 
 from lab.hosts.channels import MessageWeights, TransferWeights
 from lab.hosts.ray_check import check_ray
-from runtime.engine import LOOPBACK, Placement, RunEngine, variables_set
+from runtime.engine import LOOPBACK, EngineDevices, RunEngine, variables_set
 from runtime.flags import UsageError
 from runtime.weights import RunWeightFile
 
@@ -37,15 +37,15 @@ class NcclEngine(RunEngine):
     """An engine on this host's GPUs beside those of the trainers; its weights go from GPU to GPU."""
 
     @classmethod
-    def check_place(cls, placement: Placement) -> None:
+    def check_devices(cls, devices: EngineDevices) -> None:
         """NCCL cannot have two ranks on one GPU."""
-        if placement.shared or not torch.cuda.is_available():
+        if devices.shared or not torch.cuda.is_available():
             raise UsageError("--engine lab.hosts:NcclEngine needs a GPU that no trainer process uses; use `vllm`.")
 
     @classmethod
-    def new_channel(cls, placement: Placement, rank: int) -> RunWeightFile:
+    def new_channel(cls, devices: EngineDevices, rank: int) -> RunWeightFile:
         """The `nccl` channel, which meets the workers on this host's loopback."""
-        return TransferWeights(rank, placement.workers, "127.0.0.1")
+        return TransferWeights(rank, devices.workers, "127.0.0.1")
 
     def __post_init__(self) -> None:
         if "gpu_memory_utilization" not in self.engine_args:
@@ -59,11 +59,11 @@ class RayEngine(RunEngine):
     elsewhere = True
 
     @classmethod
-    def new_channel(cls, placement: Placement, rank: int) -> RunWeightFile:
+    def new_channel(cls, devices: EngineDevices, rank: int) -> RunWeightFile:
         """`nccl` from GPU to GPU, past the host's memory; without GPUs `message`."""
         if not torch.cuda.is_available():
             return MessageWeights(rank)
-        return TransferWeights(rank, placement.workers, os.environ.get("VLLM_HOST_IP", ""))
+        return TransferWeights(rank, devices.workers, os.environ.get("VLLM_HOST_IP", ""))
 
     def __post_init__(self) -> None:
         self.engine_args = {"distributed_executor_backend": "ray"} | self.engine_args
@@ -90,6 +90,6 @@ class RayMessageEngine(RayEngine):
     """The same, with weights by message also where the trainer has a GPU."""
 
     @classmethod
-    def new_channel(cls, placement: Placement, rank: int) -> RunWeightFile:
+    def new_channel(cls, devices: EngineDevices, rank: int) -> RunWeightFile:
         """`message`."""
         return MessageWeights(rank)

@@ -299,8 +299,12 @@ def test_a_run_of_no_steps_evaluates_and_a_longer_one_goes_on(program, tmp_path)
     code, out, err = program("--max_steps 0")
     assert (code, err) == (0, "") and "no fit: " in out
     assert [r["step"] for r in steps_of(tmp_path / "run", "eval.jsonl")] == [0] and not steps_of(tmp_path / "run")
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert program("--resume --max_steps 2")[0] == 0
     assert [r["step"] for r in steps_of(tmp_path / "run")] == [1, 2]
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]  # the caller's again
+    code, out, _ = program("--resume --max_steps 1")
+    assert code == 0 and "nothing is left to train: it is at step 2; give a larger --max_steps" in out
 
 
 def test_a_finished_run_is_made_longer_and_loses_nothing(program, whole, tmp_path):

@@ -143,10 +143,10 @@ def test_devices_that_cannot_work_end_the_run_before_anything_else(monkeypatch, 
     """Not even the process group or the run's folder is made."""
     monkeypatch.setattr(parts, "new_accelerator", lambda flags: 1 / 0)
 
-    def place(flags):
+    def choose_devices(flags):
         raise UsageError("--engine_args: no GPU.")
 
-    monkeypatch.setattr(parts, "place", place)
+    monkeypatch.setattr(parts, "choose_devices", choose_devices)
     assert train.main(["--output_dir", str(tmp_path / "run"), "--engine", "torch"]) == 2
     assert capsys.readouterr().err == "train.py: --engine_args: no GPU.\n"
     assert not any(tmp_path.iterdir())
@@ -172,3 +172,12 @@ def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
     finally:
         AcceleratorState._reset_state(True)
     assert groups[0].backend == ("nccl" if rank is None else "cpu:gloo,cuda:nccl")  # accelerate's own, not asked for
+
+
+@pytest.mark.parametrize("variable", ["MIXED_PRECISION=bf16", "GRADIENT_ACCUMULATION_STEPS=4", "USE_DEEPSPEED=true"])
+def test_what_the_environment_says_to_accelerate_changes_no_gradient(monkeypatch, variable):
+    """accelerate would divide each gradient by the accumulation, and cast under an FP32 run."""
+    name, value = f"ACCELERATE_{variable}".split("=")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=f"^{name}={value} would change the training; unset it"):
+        parts.new_accelerator(Flags())

@@ -10,7 +10,7 @@ import pytest
 
 from generator import EngineFailed
 from runtime.folder import Folder, Progress
-from runtime.ranks import Ranks, SharedGenerator
+from runtime.ranks import GeneratorForRanks, Ranks
 from runtime.run import save
 
 
@@ -58,7 +58,7 @@ def test_every_rank_gathers_the_weights_and_hears_of_a_push_that_failed(monkeypa
 
     def work(ranks):
         channel = SimpleNamespace(prepare=lambda weights: calls.append(("prepare", weights)))
-        shared = SharedGenerator(generator if ranks.main else None, channel, ranks)
+        shared = GeneratorForRanks(generator if ranks.main else None, channel, ranks)
         shared.release(2)
         shared.push("weights", 5, release=3)
 
@@ -80,7 +80,7 @@ def test_every_rank_hears_of_an_engine_that_does_not_start(monkeypatch, starts):
 
     def work(ranks):
         channel = SimpleNamespace(prepare=gathered.append)
-        SharedGenerator(SimpleNamespace(start=start) if ranks.main else None, channel, ranks).start("weights", 0)
+        GeneratorForRanks(SimpleNamespace(start=start) if ranks.main else None, channel, ranks).start("weights", 0)
 
     results = on_two_ranks(monkeypatch, work)
     assert [str(error) for error in results] == ["None" if starts else "vLLM does not start"] * 2

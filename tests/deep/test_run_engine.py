@@ -21,7 +21,7 @@ from fake_vllm import EngineDeadError, FakeVLLM, in_place_of_vllm, new_engine, s
 from fp32_head import GENERATOR_ARGS
 from generator import EngineDied, EngineFailed, GeneratorFailed
 from runtime import engine
-from runtime.engine import choose_engine, devices_in_use, place, variables_set
+from runtime.engine import choose_devices, choose_engine, devices_in_use, variables_set
 from runtime.flags import Flags, UsageError, check_flags, engine_options, parse_flags, reason_of
 from vllm_engine import vllm_environment
 
@@ -42,7 +42,7 @@ def host(monkeypatch, gpus, trainers):
 
 def new_run_engine(words, rank=0):
     """(engine, channel), the channel closed."""
-    result, channel = engine.new_engine(flags_of(words), place(flags_of(words)), rank, "model", [1], 64)
+    result, channel = engine.new_engine(flags_of(words), choose_devices(flags_of(words)), rank, "model", [1], 64)
     channel.close()
     return result, channel
 
@@ -105,8 +105,8 @@ def test_auto_takes_vllm_or_says_why_not(monkeypatch, gpus, words, missing, expe
 def test_the_torch_engine_is_on_the_first_trainers_gpu(monkeypatch):
     """Also where another GPU is free, since it lives in that trainer's process."""
     host(monkeypatch, 2, 1)
-    placement = place(flags_of("--engine torch"))
-    assert (placement.gpus, placement.shared) == ([0], True)
+    devices = choose_devices(flags_of("--engine torch"))
+    assert (devices.gpus, devices.shared) == ([0], True)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_the_torch_engine_is_on_the_first_trainers_gpu(monkeypatch):
 def test_places_that_cannot_work_are_refused(monkeypatch, gpus, trainers, words, sentence):
     host(monkeypatch, gpus, trainers)
     with pytest.raises(UsageError, match=sentence):
-        place(flags_of(words))
+        choose_devices(flags_of(words))
 
 
 def test_other_ranks_have_an_end_of_the_channel_and_no_engine():
@@ -140,7 +140,7 @@ def test_other_ranks_have_an_end_of_the_channel_and_no_engine():
 def test_device_hours_count_devices_in_use(monkeypatch, words, trainers, here, used):
     """On a host with sixteen GPUs, whose first `here` train."""
     host(monkeypatch, 16, here)
-    assert devices_in_use(place(flags_of(words)), trainers) == used
+    assert devices_in_use(choose_devices(flags_of(words)), trainers) == used
 
 
 OLD = "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU driver"
@@ -167,10 +167,10 @@ def test_a_driver_that_is_too_old_is_not_taken_for_no_gpu(monkeypatch, build, vi
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     if not refused:
-        assert place(flags_of("")).gpus == []
+        assert choose_devices(flags_of("")).gpus == []
         return
     with pytest.raises(UsageError, match=r"too old for torch .* CUDA 13\.0; install 580 or newer, or set CUDA"):
-        place(flags_of(""))
+        choose_devices(flags_of(""))
 
 
 def test_engine_options_by_hand():
@@ -178,7 +178,7 @@ def test_engine_options_by_hand():
     options = {"pipeline_parallel_size": 3, "tensor_parallel_size": 2, "a": {"b": [1, "x,y"]}, "c": None}
     flags = Flags(trust_remote_code=True, engine_args=json.dumps(options))
     assert engine_options(flags) == {"trust_remote_code": True} | options | GENERATOR_ARGS
-    assert place(flags).workers == 6 and place(Flags()).workers == 1
+    assert choose_devices(flags).workers == 6 and choose_devices(Flags()).workers == 1
     assert engine_options(Flags(dtype="bfloat16", fp32_head=False)) == {}
     for name in ("max_model_len", "hf_overrides", "data_parallel_size"):
         with pytest.raises(UsageError, match=f"--engine_args {name}: the trainer decides it, by a flag"):

@@ -10,14 +10,14 @@ import pytest
 from tiny_model import TinyModel
 
 from lab.fast_vllm import FastEngine, GpuMemory
-from runtime.engine import Placement
+from runtime.engine import EngineDevices
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "tests" / "deep" / "engine"))
 
 from forked import fork_engines
 from real_engine import SharedEngine, new_engine, started
 
-HERE = Placement(options={}, workers=1, gpus=[], shared=False)
+HERE = EngineDevices(options={}, workers=1, gpus=[], shared=False)
 
 
 @pytest.fixture

@@ -26,11 +26,11 @@ from tiny_model import TinyModel
 
 from lab.fast_vllm import FastEngine, FastWeightFile, GpuMemory
 from pipeline_rl import FORCED, Pacer
-from runtime.engine import Placement
+from runtime.engine import EngineDevices
 from vllm_engine import mapped, tensors_in
 
 ROOT = Path(__file__).resolve().parents[3]
-HERE = Placement(options={}, workers=1, gpus=[], shared=False)
+HERE = EngineDevices(options={}, workers=1, gpus=[], shared=False)
 
 
 def test_weights_that_are_not_delivered_change_nothing(vllm_engine: SharedEngine) -> None:

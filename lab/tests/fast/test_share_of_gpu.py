@@ -11,7 +11,7 @@ from transformers import GPT2Config, LlamaConfig
 from generator import EngineFailed
 from lab.fast_vllm import FastWeightFile, GpuMemory
 from runtime import engine
-from runtime.engine import place
+from runtime.engine import choose_devices
 from runtime.flags import check_flags, parse_flags
 
 LLAMA = LlamaConfig(num_hidden_layers=2, num_attention_heads=4, hidden_size=32, num_key_value_heads=2, head_dim=8)
@@ -37,7 +37,7 @@ def new(monkeypatch, tmp_path):
         flags = parse_flags(words.split(), "")
         check_flags(flags)
         config.save_pretrained(tmp_path)
-        made, channel = engine.new_engine(flags, place(flags), 0, str(tmp_path), [1], 64)
+        made, channel = engine.new_engine(flags, choose_devices(flags), 0, str(tmp_path), [1], 64)
         made.prepare({"a": torch.zeros(100_000, dtype=getattr(torch, flags.dtype))}, 0)
         return made, channel
 

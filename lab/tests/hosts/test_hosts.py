@@ -16,7 +16,7 @@ from generator import EngineFailed
 from lab.hosts import RayEngine, ray_check
 from lab.hosts.channels import MessageWeights, TransferWeights
 from runtime import engine
-from runtime.engine import place
+from runtime.engine import choose_devices
 from runtime.flags import UsageError, check_flags, parse_flags
 from vllm_engine import tensors_in
 
@@ -51,20 +51,20 @@ def test_places_and_channels(monkeypatch, gpus, trainers, words, kind, own, memo
     host(monkeypatch, gpus, trainers)
     flags = flags_of(words)
     check_flags(flags)
-    result, channel = engine.new_engine(flags, place(flags), 0, "model", [1], 64)
+    result, channel = engine.new_engine(flags, choose_devices(flags), 0, "model", [1], 64)
     channel.close()
     assert type(channel) is kind and result.channel is channel and list(result.gpus) == own
     assert result.args.get("gpu_memory_utilization") == memory
     if kind is TransferWeights:
         assert (channel.workers, channel.address) == (len(own) or 1, "127.0.0.1" if own else "127.0.0.2")
-    assert engine.new_engine(flags, place(flags), 1, "model", [1], 64)[0] is None
+    assert engine.new_engine(flags, choose_devices(flags), 1, "model", [1], 64)[0] is None
 
 
 @pytest.mark.parametrize(("gpus", "trainers"), [(0, 1), (2, 2)])
 def test_nccl_needs_a_gpu_of_its_own(monkeypatch, gpus, trainers):
     host(monkeypatch, gpus, trainers)
     with pytest.raises(UsageError, match="--engine lab.hosts:NcclEngine needs a GPU that no trainer process uses"):
-        place(flags_of(NCCL))
+        choose_devices(flags_of(NCCL))
 
 
 def new_ray_engine(**options):
