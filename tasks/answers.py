@@ -2,9 +2,10 @@ r"""Answers: what is the final answer of a text, and is it a finished number? Te
 
 WHAT IS THE FINAL ANSWER. The first row that fits counts, and in it the last place:
     <answer>5</answer>             R1-Zero's form: what stands in the tag is read as a text of its own
+    <solution>5   [result]5        such a tag at the end of the text, closed or cut off by a stop string
     \boxed{5}, \fbox{5}            the box, and nothing else; of nested ones the inner one
     {"answer": 5}                  `answer` or `final_answer` of a JSON object, as a text of its own
-    The answer is 5. Answer:5      to the end of the sentence, if that is a number or a formula
+    The answer is 5.  #### 5       to the end of the sentence, if that is a number or a formula
     5   (2, 3)   B   x**2 + 1      a text without two plain words side by side is a formula, as if it stood in a box
     26 - 80 = -54, so it is -54.   other prose: the number that math-verify finds; a calculation counts as its result
 Known answers are read by the same rows. A sentence is the one number in it; with several it is no answer.
@@ -26,17 +27,22 @@ from typing import Any
 
 # Longer answers count as none: math-verify's grammar takes more than linear time.
 MAX_ANSWER_CHARS = 1_000
-# Without a box, only this much of the end of the text is searched for an answer.
+# Without a box or another mark, only this much of the end of the text is searched for an answer.
 MAX_TAIL_CHARS = 2_000
 INTEGER = re.compile(r"-?\d+")  # compared as text
 FUNCTIONS = "ln|log|exp|(?:arc)?(?:sin|cos|tan|cot)"
 
 # Where a final answer stands.
-TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+NAME = r"\|?(?:final )?[\w-]{0,30}?(?:answer|solution|result|output|conclusion|final)[\w-]{0,30}\|?"
+INSIDE = rf"((?:(?![<\[]/?{NAME}[>\]]).)*)"
+TAG = re.compile(rf"[<\[](?=[\w |-]{{0,40}}answer){NAME}[>\]]{INSIDE}[<\[]/{NAME}[>\]]", re.DOTALL | re.IGNORECASE)
+LAST_TAG = re.compile(rf"[<\[]{NAME}[>\]]{INSIDE}(?:[<\[]/{NAME}[>\]]\s*)*$", re.DOTALL | re.IGNORECASE)
+# Tags of other names: thinking before the answer, and marks such as <b>.
+THOUGHT = re.compile(r"\A(?:\s*<(\w{4,})>.*?</\1>)+(?=.*\w)", re.DOTALL)
+OTHER_TAG = re.compile(r"</\w+>|<(?:[A-Za-z]\w+|[bip](?=>[^<]*</[bip]>))>")
 JSON_ANSWER = re.compile(r'"(?:final_)?answer"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}"\[{]+)\s*[,}]', re.IGNORECASE)
-ANSWER_IS = re.compile(
-    r"""\banswer(?:[*_]*:| is\b:?|[*_]*\n)[*_`"'\s]*(.+?)[*_`"']*(?=[.,;]?\s*$|\.\s|\n)""", re.IGNORECASE
-)
+ANSWER_IS = re.compile(r"\banswer(?:[*_]*:| is\b:?|[*_]*\n)|####(?=[^A-Za-z\n]{1,200}(?:\n|$))", re.IGNORECASE)
+CLAIM = re.compile(r"""[*_`"'\s]*(.+?)[*_`"']*(?=[.,;]?\s*$|\.\s|\n)""")
 SENTENCE = r"(?<![A-Za-z\\])[A-Za-z]{2,},? +[A-Za-z]{2,}"  # two plain words side by side
 NO_FORMULA = re.compile(rf"{SENTENCE}|\$|\\[(\[]")
 # Of a completion: what the tokenizer ends it with, marks without a space behind them, Chinese.
@@ -54,7 +60,8 @@ TEXT_SPELLINGS: list[tuple[str, Any]] = [
 SPELLINGS: list[tuple[str, Any]] = [
     ("([¼-¾⅐-⅞])", r" \1 "),  # 4½x -> 4 ½ x
     (r"(?<=[\w)])\*\*(?=[\w({])", "^"),  # x**2 -> x^2
-    ("([²³])", r"^\1"),  # x² -> x^²
+    ("([⁻⁰¹²³⁴-⁹]+)", r"^{\1}"),  # x² -> x^{²}
+    ("([₀-₉]+)", r"_{\1}"),  # x₂ -> x_{₂}
     (r"[^\x00-\x7f]+", lambda match: unicodedata.normalize("NFKC", match[0])),  # ５^² -> 5^2
     (r"(\d+)⁄(\d+)", r"\\frac{\1}{\2}"),  # 4 1⁄2 -> 4 \frac{1}{2}
     (r"(?:\\(?:text|mathrm))? *\{\s*[-−–]\s*\}|[−–]", "-"),  # {-}5 -> -5
@@ -62,7 +69,8 @@ SPELLINGS: list[tuple[str, Any]] = [
     (r"(?<=\d)(?:(?:\\text)?\{[, ]\}|(?:\\!)?,? ?\\[,!;: ] ?|\\thinspace ?|~)(?=\d{3}(?!\d))", ""),  # 1{,}234 -> 1234
     (r"^([+-]?\d{1,3}),(\d{3})(?= ?\\(?:pi|sqrt))", r"\1\2"),  # 2,000\pi -> 2000\pi
     (r"(?<!\\)\\(?:[,;:! ]|q?quad(?![a-z])|$)|\\\\\s*$|~|\s+", " "),  # 5\,m~s -> 5 m s
-    (r"\\(?:(?:text)?color *\{[a-z]+\}|phantom *\{\w*\})|^\{\}", ""),  # \color{red}{5} -> {5}
+    (r"\\(?:(?:text)?color *\{[a-z]+\}|phantom *\{\w*\})|^\{\}|\{\}$", ""),  # \color{red}{5} -> {5}
+    (r"\\text *\{[Aa]nswer: *\}", ""),  # \text{Answer: }5 -> 5
     (r"\\(?:(?:display|text)style|[lL]arge|small|bf|rm)(?![a-z])", ""),  # {\bf 5} -> { 5}
     (r"\\(?:left|right|[bB]igg?[lr]?) *(?=[()\[\]])", ""),  # \left(1,2\right] -> (1,2]
     (r"\\(?:bm|boldsymbol|underline|ensuremath) *(?=\{)", ""),  # \bm{5} -> {5}
@@ -86,6 +94,8 @@ SPELLINGS: list[tuple[str, Any]] = [
     (r"^[A-Z](\([^()]*,[^()]*\))$", r"\1"),  # P(1,2) -> (1,2)
     (r"^([^=]*[^=!<> ]) *= *([a-z])$", r"\2=\1"),  # 5 = x -> x=5
 ]
+# What data sets have in the place of an answer: NuminaMath's `proof` and `notfound`.
+NO_ANSWER = re.compile("proof|not ?found|none|n/?a|nan|null|unknown|see (?:the )?solution", re.IGNORECASE)
 IN_DOLLARS = re.compile(r"^\$+(.+?)\$+$", re.DOTALL)
 # A number such as 1e-05 with nothing attached to it, which math-verify would read as 1 * e - 5. The exponent has at
 # most three digits, so that the number written out stays short.
@@ -94,7 +104,7 @@ UNIT = r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}\d]*)\}(?:\^\{?-?\d\}?)?"
 SHORT_UNIT = r"(?:[cmk]?m|[mk]?g|m?[lL]|oz|lbs?|ft|in|h|hrs?|min|s)"
 # Words that make another number of the one before them: 5 million, 5 squared, 5 plus one, 5 and a half.
 ANOTHER = (
-    r"(?:dozen|score|gross|hundred|(?:thous|mill|bill|trill)\w+|squared|cubed|factorial|doubled|tripled|plus|minus|"
+    r"(?:dozen|score|gross|pi|(?:hund|thous|mill|bill|trill)\w+|squared|cubed|factorial|doubled|tripled|plus|minus|"
     r"divided|multiplied|over|choose|mod\w*|point|remainder|hal(?:f|ves)|thirds?|(?:four|fif|six|seven|eigh|nin|ten)ths?|"
     r"zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|(?:twen|thir|for|fif)ty)\b(?!-)"
 )
@@ -115,7 +125,7 @@ NUMBER = re.compile(
     r"([+-]?) ?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+|(?:\d+ ?)?\\frac ?\{ ?[+-]?\d+ ?\} ?\{ ?[+-]?\d+ ?\})"
     r"(?: ?(?:\\cdot|\\times|[*×·]) ?10 ?\^ ?\{?([+-]?\d{1,3})\}?)? ?(\\?%)?"
     rf"(?: ?\^ ?\{{?\\circ\}}? ?[CF]?| [A-Za-z]{{3,}}[A-Za-z ]*|"
-    rf" ?{SHORT_UNIT}/{SHORT_UNIT}| (?:[cmk]m|[mk]g|m[lL]|oz|lbs?|ft))?"
+    rf" ?{SHORT_UNIT}/{SHORT_UNIT}| (?:[cmk]m|[mk]g|m?[lL]|in|oz|lbs?|ft))?"
 )
 # Before the last `=`, this is more than one side of an equation: of `x=3, y=4`, `x=3 or x=4`, `x !=4`.
 NO_SIDE = re.compile(r"[,;](?![^()]*\))|\b(?:or|and|not|lor|vee|quad)\b|\\\\|[!<>≠]\s*$|\\neq?\b")
@@ -126,6 +136,8 @@ MATH = (
 JOINT = r"[-−–x:]|(?:percent |divided |multiplied |out )?(?:by|of)|mod|plus|minus|times|over|to(?: the power of)?|from"
 GAP = rf"(?:(?<![.,;:?!])[^\S\n]+(?:(?:{JOINT})[^\S\n]+)?|,?[^\S\n]+(?:and|or)[^\S\n]+)"
 CALCULATION = re.compile(f"{MATH}(?:{GAP}{MATH})*")
+VARIABLE = r"[A-Za-z]_?\w?"
+EITHER = re.compile(rf"\b({VARIABLE})\s*=\s*\S+(?:,?\s+(?:or\s+{VARIABLE}|and\s+\1)\s*=\s*\S+)+")  # x = 3 or x = 4
 # What takes a number in prose back or makes another of it, before it and behind it.
 DENIED = re.compile(
     r"(?:(?:not|n't|\bnever)(?: be)?(?: equal)?(?: to)?|\b(?:far|different) from|\b(?:other|rather) than|\binstead of|"
@@ -144,7 +156,7 @@ def last_box(text: str) -> str | None:
 
     Only the last twenty openings are tried: a scan from each of `\\boxed{\\boxed{\\boxed{...` takes quadratic time.
     """
-    openings = list(re.finditer(r"\\(?:boxed|fbox)\s*\{|\\boxed ([^\s{}$\\]+)", text))
+    openings = list(re.finditer(r"\\(?:boxed|fbox)\s*\{|\\boxed(?: |(?=\d))([^\s{}$\\]+)", text))
     for opening in reversed(openings[-20:]):
         if opening[1]:
             return opening[1]
@@ -168,10 +180,14 @@ def answer_of(text: str) -> tuple[str, str | None]:
         return plain(box), None
     if values := JSON_ANSWER.findall(text):
         return answer_of(json_text(values[-1]))
+    if tag := LAST_TAG.search(text):
+        return answer_of(tag[1])
+    text = OTHER_TAG.sub(" ", THOUGHT.sub("", text))
+    for mark in [*ANSWER_IS.finditer(text)][-1:]:
+        claim = CLAIM.match(text, mark.end(), mark.end() + MAX_TAIL_CHARS)
+        if claim and is_formula(plain(claim[1])):
+            return plain(claim[1]), decimals(claim[1])
     tail = decimals(text[-MAX_TAIL_CHARS:])[-MAX_TAIL_CHARS:]
-    for claim in ANSWER_IS.findall(tail)[-1:]:
-        if is_formula(plain(claim)):
-            return plain(claim), claim
     return plain(tail), tail
 
 
@@ -222,6 +238,7 @@ def finished_number(text: str, integer: bool = False) -> str | None:
     without_unit = re.sub(rf"(?:(?:[ /]|\\cdot)*{UNIT})+$", "", text)  # 5\text{ km} -> 5
     config = NormalizationConfig(units=True, malformed_operators=True, nits=True, boxed="none")
     side, _, value = re.sub("[€£¥₹]", "", normalize_latex(without_unit, config)).rpartition("=")  # x = €5 -> x, 5
+    side = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", side)
     for spelling, usual in NUMBER_SPELLINGS:
         value = re.sub(spelling, usual, value.strip())
     match = NUMBER.fullmatch(value)
@@ -254,12 +271,15 @@ def finished_only(text: str, integer: bool) -> str:
 
     text = re.sub(r"\\?\$|\\[()\[\]]", " ", re.sub(UNIT, r" \1 ", text))
     without_stars = re.sub(r"(?<!\S)\*+(?=\S)|(?<=\S)\*+(?=[.,;:?!]*(?:\s|$))", "", text)  # of **42**
-    return CALCULATION.sub(result, without_stars)
+    return CALCULATION.sub(result, EITHER.sub(" $u$", without_stars))
 
 
 def known_answer(answer: str) -> str:
-    """The plain form of a data set's answer. A sentence is the one number in it, or "" if it has several."""
+    """The plain form of a data set's answer. A sentence is the one number in it, or "" if it has several. "" also for
+    words that say that there is no answer."""
     expected, _ = answer_of(answer)
+    if NO_ANSWER.fullmatch(expected):
+        return ""
     if re.search(SENTENCE, expected) and finished_number(expected) is None:
         numbers = [finished_number(plain(calculation)) for calculation in CALCULATION.findall(expected)]
         if numbers:

@@ -65,8 +65,9 @@ def is_long(words: str) -> bool:
 
 class DatasetTask(Task):
     """Problems of data sets, judged in worker processes, made by `load_dataset_task`. Has what every task has
-    (prompts.py), and `skipped` (rows left out, by kind) and `counts` (verdicts, by kind). `rewards` names the reward of
-    each data set, also of those that are only evaluated. Problems come by `add` and `add_eval_sets`."""
+    (prompts.py), and `skipped` (rows left out, by kind), `columns` (those that are read and those that are not, by data
+    set) and `counts` (verdicts, by kind). `rewards` names the reward of each data set, also of those that are only
+    evaluated. Problems come by `add` and `add_eval_sets`."""
 
     def __init__(
         self,
@@ -87,6 +88,7 @@ class DatasetTask(Task):
         self.phrase_ids = endings.phrase_ids
         self.thinking_end = endings.thinking_end
         self.skipped = Counter[str]()
+        self.columns: dict[str, str] = {}
         self._pool = pool
         self._rewards = rewards
         self._prompts: dict[tuple[str, str], str] = {}  # (source, key) -> text
@@ -98,7 +100,9 @@ class DatasetTask(Task):
         `skipped` are rows whose answer no verifier can read and prompts that are too long. Raises ValueError."""
         options = self.options
         reward = self._rewards[name]
-        rows, prompts, skipped = read_rows(data, options.prompt_column, options.answer_column, reward)
+        rows, prompts, skipped, self.columns[name] = read_rows(
+            data, options.prompt_column, options.answer_column, reward
+        )
         readable = self._pool.answers_readable(reward, [row.answer for row in rows.values()])
         encoded = encode_prompts(self.tokenizer, [row.messages for row in rows.values()], options)
         problems: dict[str, Problem] = {}

@@ -105,10 +105,12 @@ def prepare(rewards: Sequence[str], timeout: float) -> dict[str, Callable]:
 
 
 def limit_memory(name: str, memory_mb: int) -> None:
-    """Limits the address space for the verifiers. A user's own function may load a model, so it has no limit."""
+    """Limits the address space for the verifiers. A user's own function may load a model, so it has no limit. macOS
+    takes no such limit: only that of time is left there."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = memory_mb * 2**20 if memory_mb and name in VERIFIERS else hard
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    with contextlib.suppress(ValueError):
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 def limit_processor_time(seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -12,14 +13,25 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.answers import last_box
+from tasks.answers import NO_ANSWER, last_box
 from tasks.judge_process import VERIFIERS
 from tasks.prompts import stable_key
 
 # The columns looked for, in this order, if none is named: GSM8K has question and answer, Polaris and DeepScaleR have
 # problem and answer. A dot goes into a nested record.
-PROMPT_COLUMNS = ("prompt", "problem", "question", "instruction")
-ANSWER_COLUMNS = ("answer", "ground_truth", "final_answer", "reward_model.ground_truth", "solution")
+PROMPT_COLUMNS = ("prompt", "problem", "question", "instruction", "query", "messages", "text")
+ANSWER_COLUMNS = (
+    "answer", "ground_truth", "final_answer", "expected_answer", "reward_model.ground_truth", "solution",
+)  # fmt: skip
+# Columns beside a question without which it is not whole: choices, what is to be read or seen, tools.
+PARTS = re.compile(
+    r"(?!answer_(?!choice|option)|solution|response|output|correct|gold|generated|target)(?:\w+[ _-])?"
+    r"(?:choices?|options?|endings?|candidates?|passages?|contexts?|ctx|articles?|documents?|paragraphs?|story|stories|"
+    r"body|inputs?|background|scenario|premises?|hypothesis|theory|puzzle|dialog(?:ue)?s?|history|transcripts?|text|"
+    r"sentences?|excerpts?|snippets?|tables?|schema|tools?|functions?|(?:image|figure|diagram|picture|audio|video)\w*)"
+    r"[ _-]?[a-e\d]?|problem|question|instruction|(?-i:[A-E])",
+    re.IGNORECASE,
+)
 FILE_KINDS = (".jsonl", ".parquet")
 JsonObject = dict[str, Any]
 
@@ -44,7 +56,8 @@ def parse_data_sets(text: str) -> list[DataSet]:
 
     Raises ValueError on a part without a name, on a data set that is named twice, and on a split of a file.
     """
-    data_sets = [parse_data_set(part.strip()) for part in text.split(",")]
+    parts = [text] if os.path.isfile(split_reward(text)[0]) else text.split(",")
+    data_sets = [parse_data_set(part.strip()) for part in parts]
     names = [data.name for data in data_sets]
     if len(set(names)) < len(names):
         raise ValueError(f"`dataset` names a data set twice: {text}; name each once")
@@ -54,10 +67,12 @@ def parse_data_sets(text: str) -> list[DataSet]:
 def parse_data_set(text: str) -> DataSet:
     """One of the parts that `parse_data_sets` reads."""
     names, reward = split_reward(text)
+    if os.path.isfile(names):  # its path may hold a colon
+        return DataSet(names, reward=reward)
     name, config, split = [*names.split(":", 2), "", ""][:3]  # a split may hold a colon: train[:100]
     if not name:
         raise ValueError(f"`dataset` must be NAME[:CONFIG[:SPLIT]][:REWARD],... got {text!r}")
-    if ":" in names and (Path(name).suffix in FILE_KINDS or Path(name).is_file()):
+    if ":" in names and (Path(name).suffix in FILE_KINDS or os.path.isfile(name)):
         raise ValueError(f"`dataset` {names}: a file has no configuration and no split; give name and reward only")
     return DataSet(name, config or None, split or None, reward)
 
@@ -76,7 +91,8 @@ def parse_eval_sets(text: str) -> dict[str, DataSet]:
     Raises ValueError on a part without a name of letters, digits, dots and dashes, and on a name that comes twice.
     """
     data_sets: dict[str, DataSet] = {}
-    for part in filter(None, map(str.strip, text.split(","))):
+    one_file = os.path.isfile(split_reward(text.partition("=")[2])[0])
+    for part in filter(None, map(str.strip, [text] if one_file else text.split(","))):
         name, _, data = map(str.strip, part.partition("="))
         if not re.fullmatch(r"[\w.-]+", name) or not data:
             raise ValueError(f"`eval_dataset` must be NAME=DATA[:CONFIG[:SPLIT]][:REWARD],... got {part!r}")
@@ -98,22 +114,30 @@ class DataRow(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The usable rows of a data set by their keys, the keys of all its prompts, and what is left out, by kind."""
+    """The usable rows of a data set by their keys, the keys of all its prompts, and what is left out, by kind; and in
+    words which columns are read and which are not."""
 
     usable: dict[str, DataRow]
     prompts: set[str]
     skipped: Counter[str]
+    columns: str
 
 
 def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str) -> Rows:
     """Reads a data set. Of equal prompts the first stays. Raises ValueError.
 
-    Without a name of a column it looks through PROMPT_COLUMNS or ANSWER_COLUMNS. A user's reward function gets the
-    answer as it is in the row. A conversation that ends with the assistant's turn is no prompt: it holds an answer.
+    Without a name of a column it looks through PROMPT_COLUMNS or ANSWER_COLUMNS, and refuses rows in which another
+    column holds a part of the question. A user's reward function gets the answer as it is in the row. A conversation
+    that ends with the assistant's turn is no prompt: it holds an answer.
     """
     objects, skipped = read_objects(data)
+    is_named = bool(prompt_column)
     prompt_column = find_column(objects, prompt_column, PROMPT_COLUMNS, data.name, "prompt_column")
     answer_column = find_column(objects, answer_column, ANSWER_COLUMNS, data.name, "answer_column")
+    used = {name for column in (prompt_column, answer_column) for name in (column, column.split(".")[0])}
+    unused = [name for name in dict.fromkeys(name for row in objects for name in row) if name not in used]
+    parts = [] if is_named else [name for name in unused if PARTS.fullmatch(name)]
+    lacking = Counter[str]()
     usable: dict[str, DataRow] = {}
     prompts: set[str] = set()
     for row in objects:
@@ -128,6 +152,7 @@ def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str
         if messages[-1]["role"] == "assistant":
             skipped["ends_with_assistant"] += 1
             continue
+        lacking.update(name for name in parts if not is_in(row.get(name), text))
         key = key_of(text)
         prompts.add(key)
         value = field_of(row, answer_column)
@@ -142,7 +167,28 @@ def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str
             skipped["duplicate_prompt"] += 1
         else:
             usable[key] = DataRow(text, messages, answer)
-    return Rows(usable, prompts, skipped)
+    for name, count in lacking.most_common(1):
+        raise ValueError(
+            f"`dataset` {data.name}: {prompt_column} is no whole question without the column {name}, in {count} of "
+            f"{len(objects)} rows; write both into one column, or name with `prompt_column` the one that is whole"
+        )
+    columns = f"{prompt_column} and {answer_column}" + (f", not {', '.join(unused)}" if unused else "")
+    return Rows(usable, prompts, skipped, "".join(filter(str.isprintable, columns))[:300])
+
+
+def is_in(value: object, prompt: str) -> bool:
+    """Whether a prompt's text has all that a column of its row holds. A column that is empty, a number of its own, or
+    that repeats the prompt adds nothing to it, either."""
+    if not value or isinstance(value, int | float):
+        return True
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return all(is_in(str(part) if isinstance(part, int | float) else part, prompt) for part in value)
+    if not isinstance(value, str):
+        return False
+    words, asked = (" ".join(text.split()) for text in (value, prompt))
+    return words in asked or asked in words or NO_ANSWER.fullmatch(words) is not None or not re.search(r"\w", words)
 
 
 def read_objects(data: DataSet) -> tuple[list[JsonObject], Counter[str]]:
@@ -152,16 +198,15 @@ def read_objects(data: DataSet) -> tuple[list[JsonObject], Counter[str]]:
     path = Path(data.name)
     if path.suffix == ".jsonl":
         return read_json_lines(path)
-    from datasets import load_dataset
-    from datasets.exceptions import DatasetsError
-
     try:
-        if path.is_file():
+        from datasets import load_dataset
+
+        if os.path.isfile(path):
             import pyarrow.parquet
 
             return pyarrow.parquet.read_table(path).to_pylist(), Counter()
         return list(load_dataset(data.name, data.config, split=data.split or "train")), Counter()
-    except (DatasetsError, OSError, ValueError) as error:
+    except Exception as error:  # `datasets` raises all kinds: RuntimeError for a loading script, ImportError for sound
         raise ValueError(
             f"`dataset` {data.name} cannot be loaded ({type(error).__name__}: {error}); give a .jsonl or "
             ".parquet file, or a data set id, with its configuration and split as NAME:CONFIG:SPLIT"
@@ -171,9 +216,10 @@ def read_objects(data: DataSet) -> tuple[list[JsonObject], Counter[str]]:
 def check_file(data: DataSet) -> None:
     """Raises ValueError for a file that is not there, or of another kind."""
     path = Path(data.name)
-    if path.suffix in FILE_KINDS and not path.is_file():
+    is_file = os.path.isfile(path)  # unlike Path.is_file it does not raise for a name that is too long
+    if path.suffix in FILE_KINDS and not is_file:
         raise ValueError(f"`dataset` {data.name}: there is no such file")
-    if path.is_file() and path.suffix not in FILE_KINDS:
+    if is_file and path.suffix not in FILE_KINDS:
         raise ValueError(f"`dataset` {data.name}: a file's name must end with {' or '.join(FILE_KINDS)}")
 
 
@@ -214,13 +260,14 @@ def field_of(row: JsonObject, column: str) -> object:
 
 
 def find_column(rows: Sequence[JsonObject], column: str, known: Sequence[str], name: str, option: str) -> str:
-    """`column` if it is not empty, or else the first of the `known` ones that any row has. Raises ValueError if there
-    is none, with the `option` to change and the first columns that are there."""
+    """`column` if it is not empty, or else the first of the `known` ones that any row has, in whatever case. Raises
+    ValueError if there is none, with the `option` to change and the first columns that are there."""
     choices = [column] if column else known
-    for choice in choices:
+    columns = sorted({str(key) for row in rows for key in row})
+    in_any_case = [column for choice in choices for column in columns if column.casefold() == choice]
+    for choice in (*choices, *in_any_case):
         if any(field_of(row, choice) is not None for row in rows):
             return choice
-    columns = sorted({str(key) for row in rows[:100] for key in row})
     listed = ", ".join(columns)[:300] or "none at all"
     raise ValueError(
         f"`dataset` {name}: no row has {', '.join(choices)}; its columns are {listed}; name the right one with "

@@ -46,14 +46,16 @@ def find_endings(tokenizer: PreTrainedTokenizerBase, options: PromptOptions) -> 
     be one token of the tokenizer. "auto": it thinks if the tokenizer or its chat template knows `</think>`, unless
     prompts end with it, as where a template closes the thinking. Any other text is the end of thinking.
     """
-    end = {"true": "</think>", "false": ""}.get(options.thinking, options.thinking)
+    end = {"true": "</think>", "auto": "</think>", "false": ""}.get(options.thinking, options.thinking)
+    template = str(tokenizer.chat_template or "")
+    is_closed = False
+    if end.strip() and end in template and options.apply_chat_template:
+        [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": ""}]], options)
+        is_closed = tokenizer.decode(ids).rstrip().endswith(end.rstrip())
     if options.thinking == "auto":
-        template = str(tokenizer.chat_template or "")
-        thinks = "</think>" in tokenizer.get_vocab() or "</think>" in template
-        if options.apply_chat_template and "</think>" in template:
-            [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": ""}]], options)
-            thinks = not tokenizer.decode(ids).rstrip().endswith("</think>")
-        end = "</think>" if thinks else ""
+        end = end if not is_closed and (end in template or end in tokenizer.get_vocab()) else ""
+    elif is_closed:
+        raise ValueError(f"`thinking` {options.thinking}: the chat template closes the thinking; set `thinking` false")
     phrase = options.interruption_phrase or PHRASE.removesuffix("</think>") + end
     if not phrase.endswith(end):
         raise ValueError(f"`interruption_phrase` must end with the end of thinking {end!r}, got {phrase!r}")

@@ -40,6 +40,7 @@ from typing import Any
 from tasks.answers import (
     INTEGER,
     MAX_ANSWER_CHARS,
+    VARIABLE,
     answer_of,
     finished_number,
     finished_only,
@@ -50,12 +51,17 @@ from tasks.answers import (
 HOUR = 3_600  # seconds: math-verify's own limit, which is not to come first
 WORD = re.compile("[A-Za-z]{3}[A-Za-z ]*|(?i:no)")  # such as `Evelyn`, which algebra reads as a product of letters
 CHOICE = re.compile(r"\(?[A-H]\)?")  # one of several answers
-ALGEBRA = re.compile(r"\d[A-Ha-h]\b|[_^+] *[A-Ha-h]\b|\b[A-Ha-h](?:\d| *[_^+])")  # 2B, B_2, B + 1 are no choice of B
+ALGEBRA = re.compile(  # 2B, B_2, B + 1, -B, B' are no choice of B
+    r"\d[A-Ha-h]\b|[_^+] *[A-Ha-h]\b|\b[A-Ha-h](?:\d| *[_^+])|[-!][A-H]|\b(?<!')[A-H]'"
+)
 BASE = re.compile(r"[\dA-F]_\{?(\d+)\}?$")  # 2A_{16}
 DOTS = r"\ldots"
 # math-verify reads `\ge \pi` as \pi, but unless an interval is asked for, a relation gives no answer.
 RELATION = re.compile(r"\\(?:[gl]eq?|neq?|[gl]t|to|(?:right|left)arrow)(?![a-z])|[<>≤≥≠→]")
 CAPITALS = re.compile(r"\\(?:Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega)\b")  # else \Pi would be \pi
+LIST = re.compile(  # 3, 4 or x=3, y=4
+    rf"^[^a-z]*\d[,;](?: +|(?!\d{{3}}\b))[-\d]|^{VARIABLE} *=[^=]*[,;] *{VARIABLE} *="
+)
 NAMED = re.compile(r"(?<![a-z\\])([a-z]) *= *")
 
 
@@ -137,9 +143,7 @@ def parsed_kind(candidate: str | None, prose: str | None, expected: str, soft_ti
     formula = formula_offered(offered, known_formula, value, asked, integer) if as_formula else None
     if formula is not None:
         readable = rf"\boxed{{{formula}}}"
-    elif prose is None or (
-        len(offered) <= MAX_ANSWER_CHARS and re.search(r"^[^a-z]*\d[,;](?: +|(?!\d{3}\b))[-\d]", offered)
-    ):
+    elif prose is None or (as_formula and LIST.search(offered)):
         return "wrong"  # a list is not its last number
     else:
         readable = prose if asked is None else finished_only(prose, integer)
@@ -148,10 +152,14 @@ def parsed_kind(candidate: str | None, prose: str | None, expected: str, soft_ti
         return "verifier_error"
     if not parsed:
         return "unparsed"
-    equal = same(gold, parsed, soft_timeout)
-    if equal is None:
-        return "verifier_error"
-    return "correct" if equal and close(gold[0], parsed[0]) else "wrong"
+    # math-verify takes 35 for 35 %, but not 12.5 for 12.5 %.
+    for known_value, value in ((gold, parsed), (without_percent(gold), without_percent(parsed))):
+        equal = same(known_value, value, soft_timeout)
+        if equal is None:
+            return "verifier_error"
+        if equal and close(known_value[0], value[0]):
+            return "correct"
+    return "wrong"
 
 
 def in_order_of_names(candidate: str, expected: str) -> tuple[str, str]:
@@ -238,6 +246,17 @@ def same(gold: Sequence[object], parsed: Sequence[object], soft_timeout: int) ->
     options = {"timeout_seconds": HOUR, "numeric_precision": 12, "allow_set_relation_comp": True}
     with time_limit(soft_timeout):
         return or_none(verify, list(gold), list(parsed), **options)
+
+
+def without_percent(objects: Sequence[Any]) -> list[Any]:
+    """SymPy objects, with 35 for 35 %."""
+    from sympy import Mul, Number, Rational, UnevaluatedExpr
+
+    def number_of(value: Any) -> Any:
+        is_percent = isinstance(value, Mul) and value.args[1:] == (UnevaluatedExpr(Rational(1, 100)),)
+        return value.args[0] if is_percent and isinstance(value.args[0], Number) else value
+
+    return [number_of(value) for value in objects]
 
 
 def close(gold: Any, parsed: Any) -> bool:
