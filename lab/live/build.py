@@ -1,4 +1,4 @@
-"""Makes docs/index.html: page.html, core.js, the fit, the assembled kernel and the first model in one file.
+"""Makes docs/index.html: page.html, panels.js, core.js, workers.js, the fit, the kernel and the first model in one file.
 
     python lab/live/build.py [ADDRESS]
 
@@ -77,7 +77,8 @@ def data(address: str) -> dict:
 def page(address: str = "") -> str:
     """The text of docs/index.html."""
     text = (HERE / "page.html").read_text()
-    parts = {"CORE": (HERE / "core.js").read_text(), "FIT": FIT.read_text(), "DATA": json.dumps(data(address))}
+    files = {"CORE": HERE / "core.js", "WORKERS": HERE / "workers.js", "FIT": FIT, "PANELS": HERE / "panels.js"}
+    parts = {name: path.read_text() for name, path in files.items()} | {"DATA": json.dumps(data(address))}
     for name, part in parts.items():
         text = text.replace(f"/*{name}*/", part.replace("</", "<\\/"))  # `</` would end the script
     return text

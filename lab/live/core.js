@@ -2,9 +2,9 @@
 // ScaleRL in a browser tab: recipe.py's training in two workers, without a library. What is explained in a Python file
 // keeps its name here; lab/tests/test_live.py holds it against that file, and the gradient against torch's.
 //
-// SYMBOLS. T tokens in one forward pass · V words, VP: V in whole panels of 8 · H hidden size · N heads, KV with keys
-// and values of their own · D size of a head · F width of the MLP · L positions of a slot. Arrays are flat, row after
-// row: element (i, j) of one with shape (I, J) is at i * J + j. H, D and F must be multiples of 8.
+// SYMBOLS. T tokens of one forward pass, V words, VP: V in whole panels of 8, H hidden size, N heads, KV of keys and
+// values, D size of a head, F width of the MLP, L positions of a slot. Arrays are flat, row after row: element (i, j)
+// of one with shape (I, J) is at i * J + j. H, D and F must be multiples of 8.
 
 // -------------------------------------------------------------------------------------------- memory and products
 // All arrays are views of one memory, so that the WebAssembly kernel reaches them. Nothing is ever freed.
@@ -34,9 +34,7 @@ function plain_block(K, panels, A, B, C, ldc, add) { // addresses in bytes
 }
 let block = plain_block;
 function use_kernel(bytes) { // those of kernel.wasm. Returns whether this browser can run them: else three times slower
-  try {
-    block = new WebAssembly.Instance(new WebAssembly.Module(bytes), { js: { memory } }).exports.block;
-  } catch {} // it goes on with the plain one
+  try { block = new WebAssembly.Instance(new WebAssembly.Module(bytes), { js: { memory } }).exports.block; } catch {}
   return block !== plain_block;
 }
 
@@ -69,11 +67,10 @@ function named(flat, { V, H, LAYERS, N, KV, D, F }) {
   let at = 0;
   const part = (rows, columns = 1) => flat.subarray(at, (at += rows * columns));
   const w = { embedding: part(V, H), layers: [] }; // the embedding is the head, too
-  for (let l = 0; l < LAYERS; l++)
-    w.layers.push({
-      norm1: part(H), qkv: part((N + 2 * KV) * D, H), q_norm: part(D), k_norm: part(D), out: part(H, N * D),
-      norm2: part(H), gate_up: part(2 * F, H), down: part(H, F),
-    });
+  for (let l = 0; l < LAYERS; l++) w.layers.push({
+    norm1: part(H), qkv: part((N + 2 * KV) * D, H), q_norm: part(D), k_norm: part(D), out: part(H, N * D),
+    norm2: part(H), gate_up: part(2 * F, H), down: part(H, F),
+  });
   w.norm = part(H);
   if (at !== flat.length) throw new Error(`core.js: ${flat.length} weights, but this shape has ${at}.`);
   return w;
@@ -138,11 +135,9 @@ class Model {
   // Rotary positions: turns the pairs (i, i + D/2) of one head; backwards with sign = -1.
   rotate(x, at, position, sign) {
     const half = this.shape.D / 2;
-    for (let i = 0; i < half; i++) {
-      const c = this.cos[position * half + i], s = sign * this.sin[position * half + i];
-      const a = x[at + i], b = x[at + half + i];
-      x[at + i] = a * c - b * s;
-      x[at + half + i] = b * c + a * s;
+    for (let i = 0, p = position * half; i < half; i++, p++) {
+      const c = this.cos[p], s = sign * this.sin[p], a = x[at + i], b = x[at + half + i];
+      x[at + i] = a * c - b * s, x[at + half + i] = b * c + a * s;
     }
   }
 
@@ -243,31 +238,30 @@ class Model {
     product(T, H, V, dz, VP, 1, w.embedding, H, 1, d.h, H);
     for (let t = 0; t < T; t++) rms_back(this.x, t * H, w.norm, H, this.r[t], g.norm, d.h, t * H, d.x, t * H, false);
     for (let l = LAYERS - 1; l >= 0; l--) {
-      const a = this.a[l], layer = w.layers[l], into = g.layers[l];
-      linear_back(T, a.act, F, layer.down, into.down, H, d.x, d.act);
+      const a = this.a[l], w_l = w.layers[l], g_l = g.layers[l];
+      linear_back(T, a.act, F, w_l.down, g_l.down, H, d.x, d.act);
       for (let t = 0; t < T; t++) for (let i = 0; i < F; i++) {
         const at = t * 2 * F + i, z = a.gate_up[at], s = 1 / (1 + Math.exp(-z)), da = d.act[t * F + i];
         d.gate_up[at] = da * a.gate_up[at + F] * s * (1 + z * (1 - s));
         d.gate_up[at + F] = da * z * s;
       }
-      linear_back(T, a.h2, H, layer.gate_up, into.gate_up, 2 * F, d.gate_up, d.h);
+      linear_back(T, a.h2, H, w_l.gate_up, g_l.gate_up, 2 * F, d.gate_up, d.h);
       for (let t = 0; t < T; t++)
-        rms_back(a.mid, t * H, layer.norm2, H, a.r2[t], into.norm2, d.h, t * H, d.x, t * H, true);
-      linear_back(T, a.att, N * D, layer.out, into.out, H, d.x, d.att);
+        rms_back(a.mid, t * H, w_l.norm2, H, a.r2[t], g_l.norm2, d.h, t * H, d.x, t * H, true);
+      linear_back(T, a.att, N * D, w_l.out, g_l.out, H, d.x, d.att);
       this.attend_back(T, slot, pos, a, this.keys[l], this.values[l]);
       for (let t = 0; t < T; t++) {
         const kv = (slot[t] * L + pos[t]) * KV * D;
         for (let n = 0; n < N + KV; n++) {
           const dy = n < N ? d.q : d.keys, at = n < N ? (t * N + n) * D : kv + (n - N) * D, x_at = t * QKV + n * D;
-          const [norm, d_norm] = n < N ? [layer.q_norm, into.q_norm] : [layer.k_norm, into.k_norm];
+          const [norm, d_norm] = n < N ? [w_l.q_norm, g_l.q_norm] : [w_l.k_norm, g_l.k_norm];
           this.rotate(dy, at, pos[t], -1);
           rms_back(a.qkv, x_at, norm, D, a.r_head[t * (N + KV) + n], d_norm, dy, at, d.qkv, x_at, false);
         }
         d.qkv.set(d.values.subarray(kv, kv + KV * D), t * QKV + (N + KV) * D);
       }
-      linear_back(T, a.h1, H, layer.qkv, into.qkv, QKV, d.qkv, d.h);
-      for (let t = 0; t < T; t++)
-        rms_back(a.x, t * H, layer.norm1, H, a.r1[t], into.norm1, d.h, t * H, d.x, t * H, true);
+      linear_back(T, a.h1, H, w_l.qkv, g_l.qkv, QKV, d.qkv, d.h);
+      for (let t = 0; t < T; t++) rms_back(a.x, t * H, w_l.norm1, H, a.r1[t], g_l.norm1, d.h, t * H, d.x, t * H, true);
     }
     for (let t = 0; t < T; t++) for (let i = 0; i < H; i++) g.embedding[ids[t] * H + i] += d.x[t * H + i];
   }
@@ -276,12 +270,10 @@ class Model {
   update(rate) {
     const { flat, grad, first, second } = this, norm = Math.sqrt(grad.reduce((sum, v) => sum + v * v, 0));
     const lr = rate * Math.min(1, 0.2 + 0.2 * this.updates), clip = Math.min(1, 1 / (norm + 1e-6));
-    this.updates += 1;
-    const unbias1 = 1 - 0.9 ** this.updates, unbias2 = 1 - 0.95 ** this.updates;
+    const unbias1 = 1 - 0.9 ** ++this.updates, unbias2 = 1 - 0.95 ** this.updates;
     for (let i = 0; i < flat.length; i++) {
       const v = grad[i] * clip;
-      first[i] = 0.9 * first[i] + 0.1 * v;
-      second[i] = 0.95 * second[i] + 0.05 * v * v;
+      first[i] = 0.9 * first[i] + 0.1 * v, second[i] = 0.95 * second[i] + 0.05 * v * v;
       flat[i] -= lr * (0.01 * flat[i] + first[i] / unbias1 / (Math.sqrt(second[i] / unbias2) + 1e-15));
     }
     grad.fill(0);
@@ -419,11 +411,8 @@ class Generator {
     const left = (p) => !this.history.retired(p.key);
     this.order = this.order.filter(left);
     if (!this.order.length) {
-      this.order = this.pool.filter(left);
-      for (let i = this.order.length - 1; i > 0; i--) {
-        const j = integer(this.rng, i + 1);
-        [this.order[i], this.order[j]] = [this.order[j], this.order[i]];
-      }
+      const drawn = this.pool.filter(left).map((p) => [this.rng(), p]);
+      this.order = drawn.sort(([a], [b]) => a - b).map(([, p]) => p);
     }
     return this.order.pop();
   }
@@ -561,81 +550,6 @@ class Trainer {
   }
 }
 
-// ------------------------------------------------------------------------------------------------- the two workers
-// Each gets { role, settings, weights, kernel, port }. The port joins them; what the page shows is posted to it.
+// recipe.py's
 const SETTINGS = { B: 8, G: 16, k: 8, schedule: "pipeline", min_ready: 0, steps: 64, seed: 0, lr: 3.5e-4, loss: "cispo",
   filter: true, threshold: 0.9, pool: 128, min_budget: 14, max_budget: 18, answer_budget: 4, eval_every: 8 };
-const clock = () => performance.timeOrigin + performance.now(); // ms, the same in both workers and in the page
-
-function run_generator(s, weights, port, post) {
-  const generator = new Generator(s, weights), again = new MessageChannel();
-  let wanted = false, asleep = true, since = 0; // the trainer waits; nothing to do; when this stretch of work began
-  const span = (what) => {
-    if (since) post({ kind: "span", who: "generator", what, from: since, to: clock() });
-    since = 0;
-  };
-  const wake = () => {
-    if (asleep) again.port2.postMessage(0);
-    asleep = false;
-  };
-  function hand() {
-    const groups = wanted && generator.take();
-    const never = wanted && !groups && generator.exhausted && !generator.inside.length;
-    if (!groups && !never) return;
-    wanted = false;
-    port.postMessage({ groups, sampled: generator.sampled }); // without groups: all prompts are retired
-    wake();
-  }
-  again.port1.onmessage = () => { // one token a turn, so that messages come in between
-    since ||= clock();
-    if (generator.step()) again.port2.postMessage(0);
-    else asleep = true;
-    if (asleep || clock() - since > 200) span("sample");
-    hand();
-  };
-  port.onmessage = ({ data }) => {
-    if (data.weights) generator.model.flat.set(data.weights), (generator.version = data.version);
-    if (data.release) generator.pacer.release(data.release), wake();
-    if (data.take) (wanted = true), hand();
-    if (data.evaluate !== undefined) {
-      span("sample");
-      since = clock();
-      post({ kind: "eval", step: data.evaluate, sampled: generator.sampled, ...generator.evaluate() });
-      span("evaluate"), wake(); // sampling begins after the first evaluation
-    }
-    if (data.stop) post({ kind: "end" }), port.close(), again.port1.close();
-  };
-}
-async function run_trainer(s, weights, port, post) {
-  const trainer = new Trainer(s, weights);
-  let answer, step = 0;
-  port.onmessage = ({ data }) => answer(data);
-  while (step < s.steps) {
-    if (step % s.eval_every === 0) port.postMessage({ evaluate: step });
-    const waited = clock();
-    port.postMessage({ take: true });
-    const { groups, sampled } = await new Promise((resolve) => (answer = resolve));
-    if (!groups) break; // all prompts are retired
-    for (let i = 0; i < groups.length; i += s.B, step++) {
-      const batch = groups.slice(i, i + s.B), from = clock(), version = trainer.version, stats = trainer.step(batch);
-      if (i + s.B >= groups.length) { // in turns only after the last step of the turn
-        const copy = trainer.model.flat.slice();
-        port.postMessage({ weights: copy, version: trainer.version, release: groups.length }, [copy.buffer]);
-      }
-      const to = clock(), times = { waited: i ? 0 : from - waited, worked: to - from }; // ms
-      post({ kind: "span", who: "trainer", what: "train", from, to, live: i + s.B >= groups.length });
-      post({ kind: "step", step, version, sampled, ...times, ...stats, groups: batch });
-    }
-  }
-  port.postMessage({ evaluate: step }), port.postMessage({ stop: true });
-  if (step < s.steps) post({ kind: "retired", step });
-}
-globalThis.onmessage = async ({ data: { role, settings, weights, kernel, port } }) => {
-  const s = { ...SETTINGS, ...settings }, post = (message) => globalThis.postMessage(message);
-  try {
-    if (!use_kernel(kernel)) post({ kind: "plain" });
-    await (role === "generator" ? run_generator : run_trainer)(s, weights, port, post);
-  } catch (error) {
-    post({ kind: "error", message: `${role}: ${error.message}` });
-  }
-};
