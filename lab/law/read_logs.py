@@ -9,9 +9,9 @@ nothing. Among the records of verl or TRL other lines do not count: they may be 
 WHICH COLUMNS. The first pattern of `REWARDS` that a column fits, and of `COMPUTE`; or with --x and --y one by its name,
 or by its end after a "/" or a " - ". An epoch is rounded: where it is repeated, records are counted instead. A step
 that stands on a line of its own holds for the rewards up to the next one.
-SEVERAL RUNS are never pooled. Where compute is repeated or goes back, a column of labels tells them apart. Without one,
-compute that goes back to its beginning starts another run. If it goes back by less, the run was resumed from a
-checkpoint, and what it did again replaces what it had done.
+SEVERAL RUNS are never pooled. Where compute is repeated or goes back, a column of labels tells them apart, or two or
+three, such as run and split. Without one, compute that goes back to its beginning starts another run. If it goes back
+by less, the run was resumed from a checkpoint, and what it did again replaces what it had done.
 BLOCKS. A reward of training is that of few rollouts: about 40 means of neighbors are fitted, or means of as many
 records as --block says. Held-out scores are averaged only where there are 300 or more.
 """
@@ -23,6 +23,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,16 @@ import pandas as pd
 
 # Patterns for the names of columns. An earlier one is preferred.
 HELD_OUT = "(^|[^a-z])(val|valid|validation|eval|evaluation|test)(?![a-z])"
-RIGHT = "acc|pass|correct|solved?($|_rate)|answer"
+RIGHT = (  # not "accumulation", "bypass", "incorrect", "correction", "unanswered"
+    "acc(?![a-z])|accurac|(?<![a-z])pass(?!age|ive|word)|(?<!in)correct(?!ion)|(?<!un)solved?($|_rate)|(?<!un)answer"
+)
 SCORE = f"{RIGHT}|score|reward|^value$"
 NO_SCORE = (
-    "(^|[^a-z])(std|min|max|best|worst|maj|loss|len|tim|token|kl|margin|format|n|num|none"
+    "(^|[^a-z])((min|max|n|num)(?![a-z])|std|best|worst|maj|loss|len|tim|token|kl|margin|format|none"
+    "|fail(ed|ure)|error|schema|retr(y|ies)|eligible|parse|parsable|invalid|truncated"
     r"|pass\W?(_?at_?)?(?!1(?!\d))(\d|k(?![a-z])))"  # pass@4, which is more than a pass rate
+    # The share of answers that can be read; but valid/acc and valid_reward are of a validation set.
+    "|(?<!^)(?<! - )valid(?!ation)|valid(?!ation|/|_(acc|pass|solve|correct|score|reward))"
 )
 REWARDS = (
     "^(pass_rate|eval_reward|value)$",  # ours, TRL's, TensorBoard's
@@ -64,7 +70,7 @@ LABELS = "(^|[^a-z])(run|seed|trial|id)$"
 PAIR = r"(?<!\w)'?([a-z_][^\s=,;|(){}\[\]\"']{0,200})'?\s*[:=]\s*'?([-+]?\d[\d.]*(?:e[-+]?\d+)?%?)"
 STEP = r"(?<![a-z\d])(step|iter|iteration|update|episode)\s{0,9}[^\w\s.,;]?\s{0,9}(\d)"
 COUNTER = "(step|iter|iteration|update|episode)$"
-RECORDS = (r"\bstep:\d+ - ", r"^\{'")  # what verl prints, and TRL
+RECORDS = (r"\bstep:\d+ - ", r"^\{'[^']*':")  # what verl prints, and TRL
 EXPORT = {  # a mark in the name of a file that is no text: what makes a text of it
     "tfevents": 'python -c "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator as E;'
     " print('step,value', *(f'{e.step},{e.value}' for e in E('FILE').Reload().Scalars('TAG')), sep='\\n')\" > log.csv",
@@ -76,19 +82,19 @@ ERRORS = (*forecast.ERRORS, csv.Error, NotImplementedError)
 
 
 # ---------------------------------------------------------------------------------------------------------- records
-def read(path: Path) -> pd.DataFrame:
-    """The records of a file. The names of columns are printable, since errors show them."""
+def read(path: Path, y: str = "") -> pd.DataFrame:
+    """The records of a file, with the column `y` or a score. The names are printable, since errors show them."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         command = next((EXPORT[mark] for mark in EXPORT if mark in path.name), "export it as CSV")
         raise ValueError(f"this is no text; to make one: {command}") from error
-    frame = pd.json_normalize(parse(text), sep="/")
+    frame = pd.json_normalize(parse(text, y), sep="/")
     frame.columns = ["".join(c if c.isprintable() else "?" for c in str(name)) for name in frame]
     return frame
 
 
-def parse(text: str) -> list[dict]:
+def parse(text: str, y: str) -> list[dict]:
     """The records of a text of any kind."""
     text = re.sub(r"np\.\w+\(([^()]*)\)", r"\1", text)
     if re.match(r"\s*(\{\s*[\"}]|\[\s*[\[{\]])", text) and '"cell_type"' not in text:  # JSON, but no notebook
@@ -99,7 +105,10 @@ def parse(text: str) -> list[dict]:
     is_table = all(len(row) > 1 and None not in row and None not in row.values() for row in rows)
     if rows and is_table and not fits(PAIR, text.split("\n", 1)[0]):
         return rows
-    return table_records(text) or line_records(text) or rows
+    found = [records for records in (table_records(text), line_records(text)) if records]
+    wanted = f"{re.escape(y)}$" if y else SCORE
+    scored = [records for records in found if any(fits(wanted, name) for name in set().union(*records))]
+    return (scored or found or [rows])[0]
 
 
 def json_records(text: str) -> list[dict]:
@@ -120,13 +129,14 @@ def json_records(text: str) -> list[dict]:
 
 
 def document_records(document: Any) -> list[dict]:
-    """The records of a JSON document. Where it holds several lists of them, `run` is the name of the list."""
+    """The records of a JSON document. The name of a list of them is its `run`, or where records have one its `list`."""
     if isinstance(document, list):
         return document
     lists = {name: value for name, value in document.items() if isinstance(value, list) and value}
     tables = {name: rows for name, rows in lists.items() if isinstance(rows[0], dict)}
     if tables:
-        return [row | {"run": name} for name, rows in tables.items() for row in rows]
+        label = "list" if any("run" in row for rows in tables.values() for row in rows) else "run"
+        return [row | {label: name} for name, rows in tables.items() for row in rows]
     if not lists:
         return [document]
     return pd.DataFrame.from_dict(lists, orient="index").T.assign(record=0).to_dict("records")
@@ -147,7 +157,7 @@ def line_records(text: str) -> list[dict]:
     lines = re.split(r"[\r\n]|(?=\{')", text)
     for form in RECORDS:
         records = [line for line in lines if re.search(form, line)]
-        if sum(fits(SCORE, line) for line in records) >= 3:
+        if sum(any(fits(SCORE, name) for name, _ in re.findall(PAIR, line, re.IGNORECASE)) for line in records) >= 3:
             lines = records
     lines = [re.sub(STEP, r"\1=\2", line, flags=re.IGNORECASE) for line in lines]
     rows = [dict(re.findall(PAIR, line, re.IGNORECASE)) for line in lines]
@@ -182,6 +192,16 @@ def column(name: str, patterns: Sequence[str], names: Iterable[str], flag: str) 
     scores = [name for name in names if flag == "--y" and fits(SCORE, name)]
     choices = ", ".join(sorted(matches or scores or names)) or "none at all"
     raise ValueError(f"{len(matches) or 'no'} columns fit: name one with {flag}; there are {choices}")
+
+
+def without_twins(frame: pd.DataFrame) -> list[str]:
+    """The names of the columns, but of those of compute that are proportional the first one alone."""
+    twins = set()
+    for pattern in COMPUTE:
+        columns = [numbers(frame[name], "coerce") for name in frame if fits(pattern, name)]
+        shares = [cells / cells.max() for cells in columns]
+        twins |= {share.name for share in shares[1:] if np.allclose(share, shares[0])}
+    return [name for name in frame if name not in twins]
 
 
 def numbers(cells: pd.Series, errors: str = "raise") -> pd.Series:
@@ -231,7 +251,7 @@ def sample_counts(frame: pd.DataFrame, samples: str, y: str) -> Any:
 # ------------------------------------------------------------------------------------------------------------- runs
 def load(path: str, args: argparse.Namespace) -> tuple[str, dict[str, pd.DataFrame]]:
     """Name of x, and the points of each run: compute C, reward R, and n samples behind each, NaN where unknown."""
-    frame = read(Path(path))
+    frame = read(Path(path), args.y)
     records = len(frame)
     usual = [] if args.y else usual_rewards(frame)
     y = column(args.y, REWARDS if usual else [], usual or frame, "--y")
@@ -243,7 +263,7 @@ def load(path: str, args: argparse.Namespace) -> tuple[str, dict[str, pd.DataFra
             " such as --range 0 100 for percents or --range -1 1, or another column with --y"
         )
     frame = with_counters(frame, R.index).dropna(axis=1, how="all")
-    x = column(args.x, COMPUTE, frame, "--x")
+    x = column(args.x, COMPUTE, frame if args.x else without_twins(frame), "--x")
     if not fits("epoch|record", x):
         text = frame.astype(str)
         frame = frame[(text != text.shift()).any(axis=1)]
@@ -287,24 +307,34 @@ def split(points: pd.DataFrame, frame: pd.DataFrame, label: str) -> dict[str, pd
     """The points of each run under its name; "" for a single one."""
     if grows(points) and not label:
         return {"": points}
-    for name in [label] if label else frame:
-        groups = dict(list(points.groupby(name + "=" + frame[name].astype(str), sort=False)))
-        is_label = fits(LABELS, name) or numbers(frame[name], "coerce").isna().all()
-        if label or (is_label and 3 * len(groups) <= len(points) and all(map(grows, groups.values()))):
-            return groups
+    if label:
+        runs = {}
+        for name, run in points.groupby(label + "=" + frame[label].astype(str), sort=False):
+            for inner, part in split(run, frame.loc[run.index].drop(columns=label), "").items():
+                runs[f"{name} {inner}".strip()] = part
+        return runs
+    texts = {name: name + "=" + frame.loc[points.index, name].astype(str) for name in frame}
+    few = [name for name in frame if 1 < texts[name].nunique() <= len(points) / 3]
+    labels = [name for name in few if fits(LABELS, name) or numbers(frame[name], "coerce").isna().all()]
+    for size in (1, 2, 3):  # of run, seed and split all three may be needed
+        for names in combinations(labels, size):
+            key = texts[names[0]].str.cat([texts[name] for name in names[1:]], sep=" ")
+            groups = dict(list(points.groupby(key, sort=False)))
+            if 3 * len(groups) <= len(points) and all(map(grows, groups.values())):
+                return groups
     backs = points["C"].diff() < 0
     if 5 * backs.sum() > len(points):
         raise ValueError(
             f"compute goes back {backs.sum()} times in {len(points)} records: sort them by it, or see --label"
         )
-    runs: list[pd.DataFrame] = []
+    parts: list[pd.DataFrame] = []
     for _, part in points.groupby(backs.cumsum()):
         start = part["C"].min()
-        if runs and start > points["C"].iloc[0]:  # resumed: what was done again replaces what had been done
-            before = runs.pop()
+        if parts and start > points["C"].iloc[0]:  # resumed: what was done again replaces what had been done
+            before = parts.pop()
             part = pd.concat([before[~before["C"].between(start, part["C"].max())], part])
-        runs.append(part)
-    return {f"run {i}" if len(runs) > 1 else "": run for i, run in enumerate(runs, 1)}
+        parts.append(part)
+    return {f"run {i}" if len(parts) > 1 else "": part for i, part in enumerate(parts, 1)}
 
 
 # ----------------------------------------------------------------------------------------------------- command line

@@ -1,4 +1,4 @@
-"""lab/law/decide.py: a winner where bands lie apart, a stop where the band's top is near, and refusals in one sentence."""
+"""lab/law/decide.py: a winner where runs lie apart, a stop where the band's top is near, and refusals in one sentence."""
 
 import json
 
@@ -6,6 +6,7 @@ import decide
 import numpy as np
 import pytest
 from curves import short, span
+from decide import Place, highest, place_of
 from forecast import continued, curve
 
 from fit_sigmoid import sigmoid
@@ -31,31 +32,65 @@ def folder(path, A, flags=None, **options):
     return str(path)
 
 
-def test_a_winner_is_named_only_where_the_bands_lie_apart():
-    """At twice the compute .9 is above .5 for sure, and .60 is not above .59."""
+A, NEAR, FAR = Place(0.6, 0.5, 1), Place(0.509, 0, 0.609), Place(0.507, 0, 0.607)
+
+
+@pytest.mark.parametrize(
+    ("places", "best"), [([A, NEAR], None), ([A, FAR], 0), ([FAR, A], 1), ([A, FAR, NEAR], None), ([A, None], None)]
+)
+def test_reaches_are_added_as_squares(places, best):
+    """A reaches .1 down, the others .1 up: .65 sqrt(.02) = .0919, between .091 and .093. The far ends do not count."""
+    assert highest(places) == best
+
+
+def test_the_place_of_a_run_by_hand():
+    """The number, in the band of the curve; the mean of the last half -+ 3.5 sd of a run that does not rise; none of one
+    that falls, or whose points are all alike."""
+    risen = curve(rows(0.9)).forecast
+    low, high = risen.interval(5e4)[:, 0]
+    assert place_of(risen, 5e4) == pytest.approx((risen.number(5e4), low, high))
+    early = curve(rows(0.9), 0.3).forecast  # the last third lies below what the run has reached
+    last = early.fit.C[-1]
+    low, high = early.interval(last)[:, 0]
+    assert early.number(last) < low and place_of(early, last) == pytest.approx((low, low, high))
+    R = 0.05 + 0.002 * np.resize([1, -1, 0], 24)
+    level, reach = R[12:].mean(), 3.5 * R.std(ddof=1)
+    level_run = [row | {"pass_rate": r} for row, r in zip(rows(0.5), R, strict=True)]
+    assert place_of(curve(level_run).forecast, 1e4) == pytest.approx((level, level - reach, level + reach))
+    for late in (0.0, 0.4):
+        other = [row | {"pass_rate": 0.4 if i < 20 else late} for i, row in enumerate(rows(0.5))]
+        assert place_of(curve(other).forecast, 1e4) is None
+    assert decide.winner([curve(rows(0.9), name="a"), curve(level_run, name="b")], 1e4).startswith(
+        "a ends higher than b"
+    )
+
+
+def test_a_winner_is_named_only_where_runs_lie_apart():
+    """At twice the compute .9 is above .5 for sure, and .51 is not."""
     low, high, near = (
         curve(rows(A, seed=i), name=name) for i, (A, name) in enumerate([(0.5, "b"), (0.9, "a"), (0.51, "c")])
     )
     C = 2 * low.end
     sentence = decide.winner([low, high], C)
-    assert sentence.startswith(f"a ends higher than b at {short(C)} in 95 % of cases: b [")
+    assert sentence.startswith(f"a ends higher than b at {short(C)} in nine of ten cases: b 0.")
     for r in (low, high):
-        assert f"{r.name} {span(r.forecast.interval(C, noise=True)[:, 0].tolist(), 3)}" in sentence
+        number, *ends = place_of(r.forecast, C)
+        assert f"{r.name} {number:.3f} {span(ends, 3)}" in sentence
     assert decide.winner([high, low, near], C).startswith("a ends higher than b and c at")
-    assert decide.winner([low, near], C).startswith(f"no winner at {short(C)}, the bands overlap: b [")
+    assert decide.winner([low, near], C).startswith(f"no winner at {short(C)}, the runs may end alike: b 0.")
+    assert decide.parts_at([low, near], low.end).endswith("more compute up to there does not tell either")
 
 
-def test_where_the_bands_overlap_it_says_when_they_would_lie_apart():
+def test_where_runs_may_end_alike_it_says_when_they_would_lie_apart():
     """After a fifth of the runs nobody knows; the runs as they went on, .9 and .6, part before their end."""
     early = [curve(rows(A, n=40, seed=seed), 0.2, name) for A, seed, name in ((0.9, 1, "a"), (0.6, 2, "b"))]
     C = early[0].end
     sentence = decide.winner(early, C)
-    assert "the bands overlap" in sentence
+    assert "may end alike" in sentence
 
     def apart(share):
         now = early[0].forecast.fit.C[-1]
-        later = [r._replace(forecast=continued(r.forecast, 1 + share * (C / now - 1))) for r in early]
-        return decide.highest([decide.ends_of(r, C) for r in later]) is not None
+        return highest([place_of(continued(r.forecast, 1 + share * (C / now - 1)), C) for r in early]) is not None
 
     first = next(share for share in decide.SHARES[1:] if apart(share))
     now = early[0].forecast.fit.C[-1]

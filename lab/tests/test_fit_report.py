@@ -100,7 +100,7 @@ def test_curve_fits_the_first_part_and_keeps_the_rest():
 def test_report_holds_the_numbers():
     rows = records()
     rows[14]["pass_rate"] = None  # neither seen nor unseen
-    r = curve(rows, 0.5, "half")
+    r = curve(rows, 0.52, "half")
     f = r.forecast
     low, high = f.interval(900_000)[:, 0]
     a, b = f.interval(900_000, noise=True)[:, 0]
@@ -110,7 +110,9 @@ def test_report_holds_the_numbers():
     verdict = "inside" if a <= r.R[-1] <= b else "OUTSIDE"
     others = ", ".join(f"{form} {p:.2g}" for form, p in f.likelihood.items() if form != f.form)
     assert format_report(r, 5e6).split("\n") == [
-        f"half, forecast from its first 50%: 10 points up to 450k sampled tokens, {450_000 / f.fit.C_mid:.1f} C_mid",
+        f"half, forecast from its first 52%: 10 points up to 450k sampled tokens, {450_000 / f.fit.C_mid:.1f} C_mid",
+        f"best guess at 900k    {f.numbers(9e5)}",
+        f"best guess at 5M      {f.numbers(5e6)}",
         f"A     ceiling         {f.fit.A:.3f}  [{f.A_interval[0]:.3f}, {f.A_interval[1]:.3f}] not known yet",
         f"{'':22}{f.reason}; ask again at {short(f.ask_again())}",
         f"B     efficiency      {f.fit.B:.2f}   {span(f.fit.B_interval)}",
@@ -118,10 +120,8 @@ def test_report_holds_the_numbers():
         f"R0    before RL       {f.fit.R0:.3f}",
         f"shape of the rise     {f.form}; how well others fit beside it (1: as well): {others}",
         f"the end, forecast     {a:.3f} to {b:.3f} in 95 % of cases; the curve [{low:.3f}, {high:.3f}]",
-        f"{'':22}{f.numbers(9e5)}",
         f"the end, measured     {r.R[-1]:.3f}, {verdict}; of 8 evaluations {inside} inside",
         f"{'at 5M':22}an evaluation {span(later[1], 3)}, the curve {span(later[0], 3)}",
-        f"{'':22}{f.numbers(5e6)}",
     ]
     r.R[-1] = b + 0.001
     assert f"OUTSIDE; of 8 evaluations {inside - 1} inside" in format_report(r)

@@ -258,12 +258,15 @@ def test_open_ends():
 SMALL = 0.2 + 0.08 * sigmoid(X, 0, 1, 3, 5) + NOISE / 2  # a gain of .08
 WIDE = r"ceilings from 0\.{} to {} fit: the data reach 0\.\d\d by C = {}, {}\.\d C_mid"
 FLAT = (
-    r"the pass rate does not rise beyond its noise by C = 24: no curve to fit\. Its level is {}; if it goes on as it is, "
-    r"an evaluation lies in \[{}\] \(about 95 %\)\. Of 243 flat beginnings .* 75 rose .* 36 fell and 132 stayed"
+    r"the pass rate does not rise beyond its noise by C = 24: no curve to fit\. Its level is {}; {}\. "
+    r"Of 369 flat beginnings .* 116 rose .* 58 fell and 195 stayed"
 )
+RANGE = r"if it goes on as it is, an evaluation lies in \[{:.3f}, {:.3f}\] \(about 94 %\)"
+ALIKE = "its points are all alike, so nothing says how far an evaluation may lie from it"
 FEW = "too few points: {}, with {} different values of compute above 0; evaluate more often"
 FALL = "the last 4 points lie below the curve: the run falls, and nothing says where it ends"
 AROUND = 0.4 + NOISE[12:].mean() + 3.5 * NOISE.std(ddof=1) * np.array([-1, 1])
+ONE = np.where(X == 3, 1 / 1024, 0.0)
 COLLAPSE = "the run collapsed, from {} in its best stretch to {} now: nothing says where it ends"
 VERDICTS = {  # what fails: C, R, n_samples, the whole reason
     "nothing": (X, RISE, None, ""),
@@ -274,9 +277,10 @@ VERDICTS = {  # what fails: C, R, n_samples, the whole reason
     "four points, n known": (X[[1, 3, 6, 20]], RISE[[1, 3, 6, 20]], 2000, WIDE.format(r"5\d", r"0\.\d\d", 21, 4)),
     "two places": ([0, 1, 1, 1, 2, 2, 2], RISE[:7], None, FEW.format(7, 2)),
     "only NaN": (X, np.full(24, np.nan), None, FEW.format(0, 0)),
-    "noise": (X, 0.4 + NOISE, None, FLAT.format(r"0\.40", "{:.2f}, {:.2f}".format(*AROUND))),
-    "constant": (X, np.full(24, 0.4), None, FLAT.format(r"0\.40", r"0\.40, 0\.40")),
-    "all solved": (X, np.ones(24), 2000, FLAT.format(r"1\.00", r"1\.00, 1\.00")),
+    "noise": (X, 0.4 + NOISE, None, FLAT.format(f"{AROUND.mean():.3f}", RANGE.format(*AROUND))),
+    "one success in 1,024": (X, ONE, None, FLAT.format(r"0\.000", RANGE.format(0, 3.5 * ONE.std(ddof=1)))),
+    "constant": (X, np.full(24, 0.4) + 1e-9 * NOISE, None, FLAT.format(r"0\.400", ALIKE)),
+    "all solved": (X, np.ones(24), 2000, FLAT.format(r"1\.000", ALIKE)),
     "falling": (X, 0.6 - 0.02 * X, None, COLLAPSE.format("0.55", "0.15")),
     "falling to half": (X, 0.6 - 0.0133 * X, None, FALL),
     "collapsed": (X, np.where(X < 9, 0.49, 0.0), None, COLLAPSE.format("0.49", "0.00")),
@@ -377,7 +381,7 @@ def test_one_number_and_the_two_beside_it():
     number = (late.predict(48.0) + RISE[16:].mean()) / 2
     assert late.stays == pytest.approx(stays)
     assert late.number(48.0) == pytest.approx(number)
-    text = f"best guess {number:.3f}; by Eq. 1 {late.predict(48.0):.3f}, if nothing changes {stays:.3f}"
+    text = f"{number:.3f}; by Eq. 1 {late.predict(48.0):.3f}, if nothing changes {stays:.3f}"
     assert late.numbers(48.0) == f"{text} (the guess says no more than that nothing changes)"
     assert "no more" not in forecast(X[:8], RISE[:8]).numbers(16.0)
 
@@ -401,6 +405,8 @@ def test_ask_again(form):
     assert at(again).identifiable
     assert not at(again / 1.2).identifiable
     assert forecast(*run_of(sd=0.004)).ask_again() == 16_000  # it is identifiable
+    doubling = forecast([0, *(1000 * 2.0 ** np.arange(7))], [0.1, 0.2, 0.3, 0.45, 0.6, 0.7, 0.74, 0.76])
+    assert doubling.reason and doubling.ask_again() >= 1.1 * 64_000  # never what the data have reached
 
 
 @pytest.mark.long

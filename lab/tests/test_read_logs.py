@@ -43,6 +43,22 @@ NAMES = "val-core/openai/gsm8k/reward/mean@1", "val-core/openai/gsm8k/acc/best@4
 VERL = [{"step": 5 * i, "data": dict(zip(NAMES, (r, 1.0), strict=True))} for i, r in enumerate(R)]
 OTHERS = [{"step": 1, "loss": 0.5}, {"step": 5, "loss": 0.4}]  # of training
 STEPS = 5.0 * np.arange(20)
+REWARD_NAMES = [  # a rate of success, and another column that looks like one
+    ("reward/hard_pass_rate", "reward/valid_rate"),
+    ("reward", "rewards / fn1_valid / mean"),
+    ("rewards/correctness_reward", "rewards/valid_json_reward"),
+    ("valid/acc", "score"),
+    ("valid_reward", "reward"),
+    ("run-1 - valid/accuracy", "run-1 - train/accuracy"),
+    ("eval/accuracy", "eval/valid_answer_rate"),
+    ("mean_reward", "reward/checker_failure_rate"),
+    ("train_reward", "reward/schema_ok"),
+    ("solved", "answer_retry_rate"),
+    ("reward", "eval/correct_eligible"),
+    ("score", "gradient_accumulation_steps"),
+    ("val/minerva/acc", "val/incorrect_rate"),
+    ("reward_mean", "loss_correction_accelerator"),
+]
 
 # ---- what is read with flags: (text, flags, name of x, C, samples)
 
@@ -404,6 +420,12 @@ def test_kinds_of_files_are_read_without_a_flag_or_the_next_flag_is_named(tmp_pa
     assert (np.diff(first["C"]) > 0).all()
     assert all(len(run) == 20 for run in others)
     assert f": {y} against {x}, 20 of " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("right", "wrong"), REWARD_NAMES)
+def test_a_name_that_only_looks_like_a_rate_of_success_is_not_chosen(tmp_path, capsys, right, wrong):
+    load(tmp_path / "log", csv(("step", wrong, right), K, R / 2, R))
+    assert f": {right} against step" in capsys.readouterr().out
 
 
 def test_a_record_that_stands_there_twice_counts_once(tmp_path):
