@@ -49,7 +49,7 @@ def test_the_place_of_a_run_by_hand():
     risen = curve(rows(0.9)).forecast
     low, high = risen.interval(5e4)[:, 0]
     assert place_of(risen, 5e4) == pytest.approx((risen.number(5e4), low, high))
-    early = curve(rows(0.9), 0.3).forecast  # the last third lies below what the run has reached
+    early = curve(rows(0.9, n=40, C_mid=2000.0)).forecast  # the last third lies below what the run has reached
     last = early.fit.C[-1]
     low, high = early.interval(last)[:, 0]
     assert early.number(last) < low and place_of(early, last) == pytest.approx((low, low, high))
