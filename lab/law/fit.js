@@ -1,7 +1,8 @@
 "use strict";
-// --------------------------------------------------------------------------------------- the fit of curves.py and forecast.py
+// The fit of fit_sigmoid.py, curves.py and forecast.py, whose names it keeps. lab/live/build.py puts it into
+// forecast.html and docs/index.html; lab/tests/test_forecast_page.py holds it against these files.
 const EQ1 = "log-logistic", LN2 = Math.LN2, DOUBT = 2, REMAINS = 3, AHEAD = 3, MAX_WIDTH = 0.1, FLAT = 0.001, FALL = 4;
-const B_RANGE = [0.1, 20], A_SLACK = 1.25, MIN_SD = 1e-4, PRIOR_DOF = 4, SAME = 0.01, MOST_AGAIN = 100;
+const B_RANGE = [0.1, 20], A_SLACK = 1.25, MIN_SD = 1e-4, PRIOR_DOF = 4, SAME = 0.01, MOST_AGAIN = 100, APART = 0.65;
 const sum = (values, of = (v) => v) => values.reduce((total, v, i) => total + of(v, i), 0);
 const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity), most = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
 const clip = (v, low, high) => Math.min(Math.max(v, low), high);
@@ -174,10 +175,15 @@ function see_noise(f, { w, total_w }) {
   return flat ? as_it_is(f) : "";
 }
 
-function as_it_is({ C, R }) {
-  const N = R.length, level = sum(R.slice(N >> 1)) / (N - (N >> 1)), mean = sum(R) / N, reach = 3.5 * Math.sqrt(sum(R, (v) => (v - mean) ** 2) / (N - 1));
-  const [low, high] = [Math.max(level - reach, 0), Math.min(level + reach, 1)].map((v) => v.toFixed(2));
-  return `the pass rate does not rise beyond its noise by C = ${short(C.at(-1))}: no curve to fit. Its level is ${level.toFixed(2)}; if it goes on as it is, an evaluation lies in [${low}, ${high}] (about 95 %). Of 243 flat beginnings of public runs 75 rose by more than .05 later, 36 fell and 132 stayed`;
+function as_it_goes({ R }) { // of a run that does not rise: its level, and from where to where evaluations lie if it goes on so; NaN where all are alike
+  const N = R.length, level = sum(R.slice(N >> 1)) / (N - (N >> 1)), mean = sum(R) / N, sd = Math.sqrt(sum(R, (v) => (v - mean) ** 2) / (N - 1));
+  const reach = sd > MIN_SD ? 3.5 * sd : NaN;
+  return [level, clip(level - reach, 0, 1), clip(level + reach, 0, 1)];
+}
+function as_it_is(f) {
+  const [level, low, high] = as_it_goes(f).map((v) => v.toFixed(3));
+  const goes_on = low === "NaN" ? "its points are all alike, so nothing says how far an evaluation may lie from it" : `if it goes on as it is, an evaluation lies in [${low}, ${high}] (about 94 %)`;
+  return `the pass rate does not rise beyond its noise by C = ${short(f.C.at(-1))}: no curve to fit. Its level is ${level}; ${goes_on}. Of 369 flat beginnings of public runs 116 rose by more than .05 later, 58 fell and 195 stayed`;
 }
 
 // Sets the allowed curves and the intervals. Returns why A's is too wide to tell the ceiling, if it is.
@@ -199,46 +205,9 @@ function see_ceiling(f, data) {
   return `ceilings from ${f.intervals.A[0].toFixed(2)} to ${f.intervals.A[1].toFixed(2)} fit: the data reach ${reached.toFixed(2)} by C = ` +
     `${short(last)}, ${(last / f.C_mid).toFixed(1)} C_mid${late}`;
 }
-
-// One number: halfway between Eq. 1's rate and the level of the last third of the points.
-const one_number = ({ R }, plain) => (plain + sum(R.slice(-Math.max(1, Math.floor(R.length / 3)))) / Math.max(1, Math.floor(R.length / 3))) / 2;
-
-// About the compute from which A would be identifiable, if the run went on along its best form, with half of its noise.
-function ask_again(f) {
-  if (!Object.keys(f.allowed).length) return Infinity;
-  const size = f.C.length <= MOST_AGAIN ? 1 : Math.ceil(2 * f.C.length / MOST_AGAIN), blocks = f.C.flatMap((_, i) => i ? (i % size === 1 % size ? [[i, i + size]] : []) : [[0, 1]]);
-  const merged = (of, v) => v && blocks.map(([from, to]) => of(v.slice(from, to))), mean = (v) => sum(v) / v.length, C = merged(mean, f.C);
-  C[C.length - 1] = f.C.at(-1);
-  const means = size > 1 ? fit(C, merged(mean, f.R), merged(sum, f.n)) : f;
-  if (Object.keys(means.allowed).length) f = means;
-  const last = f.C.at(-1), n = f.n && f.n.at(-1), dense = f.C.filter((c) => c > last / 2).length;
-  const known = (k) => {
-    const more = Math.min(Math.floor(2 * dense * (1.1 ** k - 1)), 200);
-    const later = [...linspace(1, 1.1 ** k, 2 + more)].slice(1).map((v) => v * last);
-    const R = later.map((c) => predict(f, c, f.form));
-    const noisy = R.map((r, i) => clip(r + (i % 2 ? -0.5 : 0.5) * Math.sqrt(f.dispersion * variance(r, n)), 0, 1));
-    return !fit([...f.C, ...later], [...f.R, ...noisy], f.n && [...f.n, ...later.map(() => n)]).reason;
-  };
-  let low = 0, high = 36;
-  while (low < high) {
-    const k = (low + high) >> 1;
-    known(k) ? (high = k) : (low = k + 1);
-  }
-  return low < 36 ? last * 1.1 ** low : Infinity;
-}
 function short(v) { // 1234567 -> "1.23M", in Python's format .3g
   if (!Number.isFinite(v) || v === 0) return v > 0 ? "inf" : String(v);
   const k = clip(Math.floor((Math.log10(Math.abs(v)) + 2e-4) / 3), 0, 6), [digits, power] = (v / 1000 ** k).toExponential(2).split("e").map(Number);
   const long = `${digits}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}`;
   return (power < -4 || power >= 3 ? long : String(Number((v / 1000 ** k).toPrecision(3)))) + ["", "k", "M", "G", "T", "P", "E"][k];
 }
-
-// All that the picture and the report need of a run whose points up to `until` are fitted.
-function forecast({ C, R, n }, until) {
-  const all = [...C.keys()], use = all.filter((i) => C[i] <= until), later = all.filter((i) => C[i] > until);
-  const f = fit(use.map((i) => C[i]), use.map((i) => R[i]), n && use.map((i) => n[i])), end = most(C), grid = [...linspace(0, end, 81)];
-  const outside = later.filter((i) => { const [low, high] = interval(f, C[i], true); return R[i] < low || R[i] > high; });
-  const line = grid.map((c) => predict(f, c, f.form)), band = grid.map((c) => interval(f, c, true));
-  return { f, end, grid, line, band, later, outside, last: line[80], curve: interval(f, end), evaluation: band[80] };
-}
-

@@ -105,10 +105,10 @@ def parse(text: str, y: str) -> list[dict]:
     is_table = all(len(row) > 1 and None not in row and None not in row.values() for row in rows)
     if rows and is_table and not fits(PAIR, text.split("\n", 1)[0]):
         return rows
-    found = [records for records in (table_records(text), line_records(text)) if records]
-    wanted = f"{re.escape(y)}$" if y else SCORE
-    scored = [records for records in found if any(fits(wanted, name) for name in set().union(*records))]
-    return (scored or found or [rows])[0]
+    kinds = [records for records in (table_records(text), line_records(text)) if records]
+    score = f"{re.escape(y)}$" if y else SCORE
+    scored = [records for records in kinds if any(fits(score, name) for name in set().union(*records))]
+    return (scored or kinds or [rows])[0]
 
 
 def json_records(text: str) -> list[dict]:
@@ -136,7 +136,7 @@ def document_records(document: Any) -> list[dict]:
     tables = {name: rows for name, rows in lists.items() if isinstance(rows[0], dict)}
     if tables:
         label = "list" if any("run" in row for rows in tables.values() for row in rows) else "run"
-        return [row | {label: name} for name, rows in tables.items() for row in rows]
+        return [{label: name} | row for name, rows in tables.items() for row in rows]
     if not lists:
         return [document]
     return pd.DataFrame.from_dict(lists, orient="index").T.assign(record=0).to_dict("records")
