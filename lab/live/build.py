@@ -1,4 +1,4 @@
-"""Makes docs/index.html: page.html, panels.js, core.js, workers.js, the fit, the kernel and the first model in one file.
+"""Makes docs/index.html: page.html, panels.js, core.js, workers.js, fit.js, the kernel and the first model, in one.
 
     python lab/live/build.py [ADDRESS]
 
@@ -96,6 +96,5 @@ if __name__ == "__main__":
     if assembler := shutil.which("wat2wasm"):
         subprocess.run([assembler, WAT, "-o", WASM], check=True)
     PAGE.write_text(page(*sys.argv[1:]))
-    if FORECAST.exists():
-        FORECAST.write_text(forecast_page())
+    FORECAST.write_text(forecast_page())
     print(f"{PAGE.relative_to(ROOT)}: {PAGE.stat().st_size:,} bytes")

@@ -1,17 +1,14 @@
-"""lab/law/play.html. Its script "logic" runs under node and is held against the files whose names it keeps: Pacer, losses,
-readers, fits."""
+"""lab/law/forecast.html. Its scripts "fit" and "logic" run under node and are held against the files whose names they
+keep: fits, decisions and readers."""
 
-import collections
 import itertools
 import json
 import math
 import os
-import random
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import curves
 import decide
@@ -20,22 +17,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import read_logs
-import torch
 from forecast import CurveReport, forecast
 from test_read_logs import READ, REWARD_NAMES, ROWS, STEPS, C, R, lines
 from test_read_logs import csv as csv_of
 
-import losses
-import pipeline_rl
 from fit_sigmoid import sigmoid
+from lab.live import build
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "lab" / "law" / "play.html"
+PAGE = ROOT / "lab" / "law" / "forecast.html"
 HTML = PAGE.read_text()
-LOGIC = re.search(r'<script id="logic">\n(.*?)</script>', HTML, re.S).group(1)
+LOGIC = "".join(re.findall(r'<script id="(?:fit|logic)">\n(.*?)</script>', HTML, re.S))
 NODE = shutil.which("node")
 if NODE is None and not os.environ.get("CI"):  # in CI (.ci/run, GitHub) it must be there
-    pytest.skip("node is missing: lab/law/play.html is not tested here", allow_module_level=True)
+    pytest.skip("node is missing: lab/law/forecast.html is not tested here", allow_module_level=True)
 
 
 def js(call: str, *inputs):
@@ -53,9 +48,10 @@ def js(call: str, *inputs):
 
 
 def test_one_file_without_a_network_whose_links_lead_to_files():
-    assert len(HTML.splitlines()) <= 1000
+    assert build.forecast_page() == HTML, "run python lab/live/build.py: lab/law/fit.js is not in the page"
+    assert len(HTML.splitlines()) <= 720
     links = set(re.findall(r'<a href="([^"#]+)(?:#([^"]+))?"', HTML))
-    assert len(links) > 9
+    assert len(links) > 6
     for file, anchor in links:
         text = (PAGE.parent / file).read_text().lower()
         assert not anchor or f"# {anchor.replace('-', ' ')}\n" in text or f"# {anchor}\n" in text, (file, anchor)
@@ -69,97 +65,6 @@ def published(name, *columns):
     """{run: its rows of these columns (N, columns)} of a file of lab/results."""
     rows = pd.read_csv(ROOT / "lab" / "results" / name)
     return {run: group[[*columns]].to_numpy(float) for run, group in rows.groupby("run", sort=False)}
-
-
-# -------------------------------------------------------------------------------------------------- who may start: Pacer
-
-
-def walk(seed):
-    """A Pacer's B, k and schedule, 60 calls, and what each of them gives, errors among them."""
-    rng = random.Random(seed)
-    schedule = rng.choice(["pipeline", "pipeline", "ppo_off_policy"])
-    batch, k = rng.randint(1, 5), rng.randint(schedule != "pipeline", 4)
-    pacer = pipeline_rl.Pacer(batch, k, schedule=schedule)
-    calls, outputs = [], []
-    for _ in range(60):
-        name = rng.choice(["admit"] * 4 + ["finish"] * 3 + ["take", "release"])
-        running = [number for number, group in pacer._groups.items() if group is None]
-        value = {"admit": 0, "finish": rng.choice(running) if running else 7, "take": pacer.take_size,
-                 "release": rng.choice([pacer.training, pacer.take_size])}[name]  # fmt: skip
-        try:
-            if name == "finish":
-                result = pacer.finish(pipeline_rl.Group(value, None, 0, []))
-            elif name == "take":
-                taken = pacer.take(value)
-                result = taken and [group.number for group in taken]
-            else:
-                result = pacer.admit() if name == "admit" else pacer.release(value)
-        except (RuntimeError, KeyError, ValueError):
-            result = "error"
-        calls.append((name, value))
-        outputs.append([result, pacer.may_admit(), pacer.outstanding, pacer.ready, list(pacer._groups)])
-    return {"batch": batch, "k": k, "schedule": schedule, "calls": calls}, outputs
-
-
-def test_the_pacer_is_that_of_pipeline_rl_in_200_settings():
-    inputs, expected = zip(*map(walk, range(200)), strict=True)
-    outputs = js("""({ batch, k, schedule, calls }) => {
-      const pacer = new Pacer(batch, k, schedule);
-      return calls.map(([name, value]) => {
-        let result = null;
-        try { result = pacer[name](value) ?? null; } catch { result = "error"; }
-        return [result, pacer.may_admit(), pacer.outstanding, pacer.ready, [...pacer.groups.keys()]];
-      });
-    }""", *inputs)  # fmt: skip
-    assert outputs == list(expected)
-    results = [step[0] for steps in expected for step in steps]
-    assert results.count("error") > 1000
-    assert sum(isinstance(result, list) for result in results) > 300
-
-
-@pytest.mark.parametrize(
-    ("k", "schedule", "batch", "slots"), [(0, "pipeline", 2, 3), (3, "pipeline", 3, 7), (2, "ppo_off_policy", 2, 9)]
-)
-def test_its_simulation_is_that_of_pipeline_rl(monkeypatch, k, schedule, batch, slots):
-    """On the same lengths: lags of all tokens, empty slots, waiting."""
-    lengths = [random.Random(number).randint(10, 60) for number in range(2000)]
-
-    left = iter(lengths)
-    known = SimpleNamespace(randint=lambda low, high: next(left))
-    monkeypatch.setattr(pipeline_rl.random, "Random", lambda seed: known)
-    lags, empty, waited = pipeline_rl.simulate(k, schedule, batch, slots)
-    setting = {"k": k, "schedule": schedule, "batch": batch, "slots": slots, "lengths": lengths}
-    (outputs,) = js("(setting) => simulate({ ...setting, length: (number) => setting.lengths[number] })", setting)
-    counts = collections.Counter(lags)
-    assert outputs["lags"] == [counts[lag] for lag in range(max(counts) + 1)]
-    assert (outputs["empty"], outputs["waited"]) == pytest.approx((empty, waited))
-
-
-# ------------------------------------------------------------------------------------------------- factors and averages
-
-
-def test_the_factors_are_the_gradients_of_losses_py():
-    ratios = [0.13, 0.5, 0.79, 0.81, 0.996, 0.998, 1.0, 1.003, 1.005, 1.19, 1.21, 1.25, 1.27, 1.9, 2.1, 4.9, 5.1, 8.0]
-    grid = [(name, ratio, A) for name in losses.LOSSES for ratio in ratios for A in (1.0, -1.0)]
-    expected = []
-    for name, ratio, A in grid:
-        now = torch.zeros(1, 1, dtype=torch.float64, requires_grad=True)
-        then = -torch.tensor([[ratio]], dtype=torch.float64).log()
-        more = {"old_logprobs": now.detach()} if name == "tis" else {}
-        token_loss, _ = losses.LOSSES[name](now, then, torch.tensor([A]), torch.ones(1, 1), **more)
-        (gradient,) = torch.autograd.grad(-token_loss.sum(), now)
-        expected.append(gradient.item() / A)
-    assert js("([name, ratio, A]) => factor(name, ratio, A)", *grid) == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("groups", [[[10, 100], [50, 50]], [[1, 200], [3, 70]]])
-def test_the_token_weights_are_those_of_losses_py(groups):
-    sizes = [size for group in groups for size in group]
-    mask = torch.tensor([[1.0] * size + [0.0] * (200 - size) for size in sizes], dtype=torch.float64)
-    averages = ["sample", "prompt", "token", "constant"]
-    for how, outputs in zip(averages, js(f"(how) => token_weights({groups}, how).flat()", *averages), strict=True):
-        weights = losses.aggregation_weights(mask, torch.tensor([0, 0, 1, 1]), how, 100)[:, 0]
-        assert outputs == pytest.approx(weights.tolist())
 
 
 # --------------------------------------------------------------------------------------------------------------- the fit
@@ -427,28 +332,24 @@ def test_the_dials_move_and_bad_logs_are_answered():
     call = f"""(text) => {{
       const VALUES = {json.dumps(values)}, said = (name) => at(name + "-said").textContent;
       {STAND_INS} {script} settle();
-      const before = [said("staleness"), said("ratios"), said("averages"), said("forecast")];
+      const before = said("forecast");
       move("keep", "keep", {{}}), move("run", "run", {{ value: 2 }});
       const kept = said("forecast");
       move("keep", "keep", {{}}), move("run", "run", {{ value: 0 }});
-      move("staleness", "k", {{ value: 2 }}), move("ratios", "ratio", {{ value: 2.5 }}), move("averages", "a", {{ value: 90 }});
       move("cut", "cut", {{ value: 31 }});
-      const after = [said("staleness"), said("ratios"), said("averages"), said("forecast")];
-      move("staleness", "hasty", {{ checked: true }}), move("staleness", "slow", {{ checked: true }});
+      const after = said("forecast");
       take(text), settle();
       const pasted = said("forecast");
       take("hello"), settle();
-      return [before, after, said("staleness"), pasted, said("forecast"), at("columns").hidden && log === null, kept];
+      return [before, after, pasted, said("forecast"), at("columns").hidden && log === null, kept];
     }}"""
-    ((before, after, hasty, pasted, bad, empty, kept),) = js(call, csv_of(("tokens", "pass_rate"), C, R))
-    assert all(before)
-    assert all(a != b for a, b in zip(before, after, strict=True))
-    assert re.match(r"Best guess at 4.01M: 0\.79\d\. By Eq\. 1 ", after[3]) and "winner" not in after[3]
-    assert "identifiable: 0.79" in after[3]
+    ((before, after, pasted, bad, empty, kept),) = js(call, csv_of(("tokens", "pass_rate"), C, R))
+    assert before and before != after
+    assert re.match(r"Best guess at 4.01M: 0\.79\d\. By Eq\. 1 ", after) and "winner" not in after
+    assert "identifiable: 0.79" in after
     assert re.search(r"No winner at 1.08M, the runs may end alike: ours, a lag .* falls 0\.7.* \(kept\) 0\.7", kept), (
         kept
     )
-    assert "it is broken" in hasty
     assert "20 evaluations" in pasted
     assert "no log that is known" in bad
     assert empty
