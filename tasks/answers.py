@@ -35,13 +35,13 @@ FUNCTIONS = "ln|log|exp|(?:arc)?(?:sin|cos|tan|cot)"
 # Where a final answer stands.
 NAME = r"\|?(?:final )?[\w-]{0,30}?(?:answer|solution|result|output|conclusion|final)[\w-]{0,30}\|?"
 INSIDE = rf"((?:(?![<\[]/?{NAME}[>\]]).)*)"
-TAG = re.compile(rf"[<\[](?=[\w |-]{{0,40}}answer){NAME}[>\]]{INSIDE}[<\[]/{NAME}[>\]]", re.DOTALL | re.IGNORECASE)
-LAST_TAG = re.compile(rf"[<\[]{NAME}[>\]]{INSIDE}(?:[<\[]/{NAME}[>\]]\s*)*$", re.DOTALL | re.IGNORECASE)
+TAG = re.compile(rf"(?is)[<\[](?=[\w |-]{{0,40}}answer){NAME}[>\]]{INSIDE}[<\[]/{NAME}[>\]]")
+LAST_TAG = re.compile(rf"(?is)[<\[]{NAME}[>\]]{INSIDE}(?:[<\[]/{NAME}[>\]]\s*)*$")
 # Tags of other names: thinking before the answer, and marks such as <b>.
-THOUGHT = re.compile(r"\A(?:\s*<(\w{4,})>.*?</\1>)+(?=.*\w)", re.DOTALL)
+THOUGHT = re.compile(r"(?s)\A(?:\s*<(\w{4,})>.*?</\1>)+(?=.*\w)")
 OTHER_TAG = re.compile(r"</\w+>|<(?:[A-Za-z]\w+|[bip](?=>[^<]*</[bip]>))>")
 JSON_ANSWER = re.compile(r'"(?:final_)?answer"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}"\[{]+)\s*[,}]', re.IGNORECASE)
-ANSWER_IS = re.compile(r"\banswer(?:[*_]*:| is\b:?|[*_]*\n)|####(?=[^A-Za-z\n]{1,200}(?:\n|$))", re.IGNORECASE)
+ANSWER_IS = re.compile(r"(?i)\banswer(?:[*_]*:| is\b:?|[*_]*\n)|####(?=[^A-Za-z\n]{1,200}(?:\n|$))")
 CLAIM = re.compile(r"""[*_`"'\s]*(.+?)[*_`"']*(?=[.,;]?\s*$|\.\s|\n)""")
 SENTENCE = r"(?<![A-Za-z\\])[A-Za-z]{2,},? +[A-Za-z]{2,}"  # two plain words side by side
 NO_FORMULA = re.compile(rf"{SENTENCE}|\$|\\[(\[]")
@@ -95,7 +95,7 @@ SPELLINGS: list[tuple[str, Any]] = [
     (r"^([^=]*[^=!<> ]) *= *([a-z])$", r"\2=\1"),  # 5 = x -> x=5
 ]
 # What data sets have in the place of an answer: NuminaMath's `proof` and `notfound`.
-NO_ANSWER = re.compile("proof|not ?found|none|n/?a|nan|null|unknown|see (?:the )?solution", re.IGNORECASE)
+NO_ANSWER = re.compile("(?i)proof|not ?found|none|n/?a|nan|null|unknown|see (?:the )?solution")
 IN_DOLLARS = re.compile(r"^\$+(.+?)\$+$", re.DOTALL)
 # A number such as 1e-05 with nothing attached to it, which math-verify would read as 1 * e - 5. The exponent has at
 # most three digits, so that the number written out stays short.

@@ -130,7 +130,9 @@ class PromptStream:
         return {"epoch": self.epoch, "position": self.position, "unfinished": unfinished}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was saved."""
+        """Continues where `state` was saved. Raises ValueError or LookupError for one of other prompts."""
         problems = {problem.key: problem for problem in self.problems}
         self.unfinished = deque(problems[key] for key in state["unfinished"])
-        self._go_to(state["epoch"], state["position"])
+        self._go_to(int(state["epoch"]), int(state["position"]))
+        if not 0 <= self.position <= len(self.problems):
+            raise ValueError(f"the position {self.position} is not among {len(self.problems)} prompts")

@@ -25,12 +25,11 @@ ANSWER_COLUMNS = (
 )  # fmt: skip
 # Columns beside a question without which it is not whole: choices, what is to be read or seen, tools.
 PARTS = re.compile(
-    r"(?!answer_(?!choice|option)|solution|response|output|correct|gold|generated|target)(?:\w+[ _-])?"
-    r"(?:choices?|options?|endings?|candidates?|passages?|contexts?|ctx|articles?|documents?|paragraphs?|story|stories|"
+    r"(?i)(?!n_|num(?:ber_of)?_|has_|is_|answer_(?!choice|option)|solution|response|output|correct|gold|generated|target)(?:\w+[ _-])?"
+    r"(?:choices?|options?|endings?|candidates?|passages?|contexts?|ctx|articles?|documents?|paragraphs?|story|stories|lectures?|abstract|stem|given|graphs?|"
     r"body|inputs?|background|scenario|premises?|hypothesis|theory|puzzle|dialog(?:ue)?s?|history|transcripts?|text|"
-    r"sentences?|excerpts?|snippets?|tables?|schema|tools?|functions?|(?:image|figure|diagram|picture|audio|video)\w*)"
-    r"[ _-]?[a-e\d]?|problem|question|instruction|(?-i:[A-E])",
-    re.IGNORECASE,
+    r"sentences?|excerpts?|snippets?|tables?|schema|tools?|functions?|(?:image|figure|diagram|picture|audio|video)"
+    r"s?(?:_(?:path|file|name|url|id|bytes))?)[ _-]?[a-e\d]?|problem|question|instruction|(?-i:[A-E])"
 )
 FILE_KINDS = (".jsonl", ".parquet")
 JsonObject = dict[str, Any]
@@ -72,7 +71,7 @@ def parse_data_set(text: str) -> DataSet:
     name, config, split = [*names.split(":", 2), "", ""][:3]  # a split may hold a colon: train[:100]
     if not name:
         raise ValueError(f"`dataset` must be NAME[:CONFIG[:SPLIT]][:REWARD],... got {text!r}")
-    if ":" in names and (Path(name).suffix in FILE_KINDS or os.path.isfile(name)):
+    if ":" in names and (name.endswith(FILE_KINDS) or os.path.isfile(name)):
         raise ValueError(f"`dataset` {names}: a file has no configuration and no split; give name and reward only")
     return DataSet(name, config or None, split or None, reward)
 
@@ -91,8 +90,8 @@ def parse_eval_sets(text: str) -> dict[str, DataSet]:
     Raises ValueError on a part without a name of letters, digits, dots and dashes, and on a name that comes twice.
     """
     data_sets: dict[str, DataSet] = {}
-    one_file = os.path.isfile(split_reward(text.partition("=")[2])[0])
-    for part in filter(None, map(str.strip, [text] if one_file else text.split(","))):
+    parts = [text] if os.path.isfile(text.partition("=")[2]) else text.split(",")
+    for part in filter(None, map(str.strip, parts)):
         name, _, data = map(str.strip, part.partition("="))
         if not re.fullmatch(r"[\w.-]+", name) or not data:
             raise ValueError(f"`eval_dataset` must be NAME=DATA[:CONFIG[:SPLIT]][:REWARD],... got {part!r}")
@@ -134,7 +133,7 @@ def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str
     is_named = bool(prompt_column)
     prompt_column = find_column(objects, prompt_column, PROMPT_COLUMNS, data.name, "prompt_column")
     answer_column = find_column(objects, answer_column, ANSWER_COLUMNS, data.name, "answer_column")
-    used = {name for column in (prompt_column, answer_column) for name in (column, column.split(".")[0])}
+    used = {column.split(".")[0] for column in (prompt_column, answer_column)}
     unused = [name for name in dict.fromkeys(name for row in objects for name in row) if name not in used]
     parts = [] if is_named else [name for name in unused if PARTS.fullmatch(name)]
     lacking = Counter[str]()
@@ -172,29 +171,24 @@ def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str
             f"`dataset` {data.name}: {prompt_column} is no whole question without the column {name}, in {count} of "
             f"{len(objects)} rows; write both into one column, or name with `prompt_column` the one that is whole"
         )
-    columns = f"{prompt_column} and {answer_column}" + (f", not {', '.join(unused)}" if unused else "")
-    return Rows(usable, prompts, skipped, "".join(filter(str.isprintable, columns))[:300])
+    columns = f"{prompt_column} and {answer_column}" + (f", not {str(unused)[1:-1]:.300}" if unused else "")
+    return Rows(usable, prompts, skipped, columns)
 
 
 def is_in(value: object, prompt: str) -> bool:
-    """Whether a prompt's text has all that a column of its row holds. A column that is empty, a number of its own, or
-    that repeats the prompt adds nothing to it, either."""
-    if not value or isinstance(value, int | float):
-        return True
+    """Whether a value adds nothing to a prompt's text: it is empty, its words are there, or it repeats the prompt."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
-        return all(is_in(str(part) if isinstance(part, int | float) else part, prompt) for part in value)
-    if not isinstance(value, str):
-        return False
-    words, asked = (" ".join(text.split()) for text in (value, prompt))
-    return words in asked or asked in words or NO_ANSWER.fullmatch(words) is not None or not re.search(r"\w", words)
+        return all(is_in(part, prompt) for part in value)
+    words, asked = (" ".join(str(text).split()) for text in (value, prompt))
+    return words in asked or asked in words or not re.search(r"\w", words) or NO_ANSWER.fullmatch(words) is not None
 
 
 def read_objects(data: DataSet) -> tuple[list[JsonObject], Counter[str]]:
     """A data set's rows as they are, and how many lines of a .jsonl file are no row, by kind. Raises ValueError if
     there is no such file, kind of file or data set."""
-    check_file(data)
+    check_file(data.name)
     path = Path(data.name)
     if path.suffix == ".jsonl":
         return read_json_lines(path)
@@ -213,14 +207,13 @@ def read_objects(data: DataSet) -> tuple[list[JsonObject], Counter[str]]:
         ) from error
 
 
-def check_file(data: DataSet) -> None:
+def check_file(name: str) -> None:
     """Raises ValueError for a file that is not there, or of another kind."""
-    path = Path(data.name)
-    is_file = os.path.isfile(path)  # unlike Path.is_file it does not raise for a name that is too long
-    if path.suffix in FILE_KINDS and not is_file:
-        raise ValueError(f"`dataset` {data.name}: there is no such file")
-    if is_file and path.suffix not in FILE_KINDS:
-        raise ValueError(f"`dataset` {data.name}: a file's name must end with {' or '.join(FILE_KINDS)}")
+    is_file = os.path.isfile(name)  # Path.is_file raises where a name is too long
+    if name.endswith(FILE_KINDS) and not is_file:
+        raise ValueError(f"`dataset` {name}: there is no such file")
+    if is_file and not name.endswith(FILE_KINDS):
+        raise ValueError(f"`dataset` {name}: a file's name must end with {' or '.join(FILE_KINDS)}")
 
 
 def read_json_lines(path: Path) -> tuple[list[JsonObject], Counter[str]]:
@@ -316,12 +309,11 @@ def final_answer(value: object) -> str | None:
         value = value[0]
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    text = clean_text(str(value))
     if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
         # Parquet turns a column of whole numbers with a gap into floats, and Python writes small floats as 1e-05.
-        text = f"{Decimal(repr(value or 0.0)).normalize():f}"
-    text = text.rpartition("####")[2]
+        value = f"{Decimal(repr(value or 0.0)).normalize():f}"
+    text = clean_text(str(value)).rpartition("####")[2]
     box = last_box(text)
     return (text if box is None else box).strip()

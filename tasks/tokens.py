@@ -87,10 +87,14 @@ def encoding(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the library `tokenizers` raises no narrower kind
-        reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
         raise ValueError(
-            f"`model`: its tokenizer cannot write {what} ({reason}); take a model that was trained on text"
+            f"`model`: its tokenizer cannot write {what} ({reason_of(error)}); take a model that was trained on text"
         ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """An error's kind and the first line of what it says."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -163,7 +167,7 @@ def encode_prompts(
                 filled, add_generation_prompt=True, tokenize=True, return_dict=False, **choice
             )
         except TEMPLATE_ERRORS as error:
-            reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+            reason = reason_of(error)
         else:
             reason = "" if any(ids) else "it writes nothing"
     if reason:

@@ -55,12 +55,17 @@ SHAPES = {
     "polaris": lambda i: {"problem": f"Tom has {i} + 2?", "answer": f"{i + 2}", "difficulty": "3/8"},
     "deepscaler": lambda i: {"problem": f"Tom has {i} + 2?", "answer": f"{i + 2}", "solution": "Clearly \\boxed{1}."},
     "chat": lambda i: {"prompt": [says("user", f"Tom has {i} + 2?")], "reward_model": {"ground_truth": f"{i + 2}"}},
+    "aime": lambda i: {"ID": "I-1", "Problem": f"Tom has {i} + 2?", "Solution": "So 1.", "Answer": i + 2},
+    "openmath": lambda i: {"problem": f"Tom has {i} + 2?", "expected_answer": f"{i + 2}", "generated_solution": "1"},
+    "rlvr": lambda i: {"messages": [says("user", f"Tom has {i} + 2?")], "ground_truth": f"{i + 2}", "dataset": "x"},
+    "query": lambda i: {"query": f"Tom has {i} + 2?", "response": "So 1.", "answer": f"{i + 2}"},
 }
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 def test_row_shapes_out_of_the_box(tmp_path, shape):
+    pytest.importorskip("pyarrow", reason="Parquet files need pyarrow, which the package datasets brings")
     import pyarrow.parquet
 
     rows = [SHAPES[shape](i) for i in range(9)]
@@ -88,6 +93,57 @@ def test_bad_rows_are_counted_by_kind(tmp_path):
     assert skipped == dict.fromkeys(twice, 2) | once | {"prompt_is_no_text": 5}
     conversation = ("6 * 7?\n\nIt is 42.\n\n6 * 7?", "42")
     assert list(usable.values()) == [("What is it?", "1"), ("lone \ufffd", "7"), conversation]
+
+
+PART = {  # what stands beside a question of a few words, from data sets of these kinds
+    "choices": ["3 m", "5 m"],
+    "Options": ["A)3", "B)5"],
+    "answer_choices": {"text": ["3 m", "5 m"], "label": ["A", "B"]},
+    "option_b": "5 m",
+    "choice1": "5 m",
+    "B": "5 m",
+    "number_choices": [3, 7],
+    "Body": "Tom has 5 pears.",
+    "passage": "It is a long story.",
+    "context": "It is five.",
+    "article": "It is five.",
+    "input": "3 and 4",
+    "paragraphs": [{"title": "a", "text": "It is five."}],
+    "pre_text": ["It is five."],
+    "history": [["Hello", "Good day"]],
+    "images": [{"bytes": None, "path": "a.png"}],
+    "image_path": "a.png",
+    "tools": "[{'name': 'add'}]",
+    "instruction": "Answer in meters.",
+}
+
+
+@pytest.mark.parametrize("column", PART)
+def test_a_question_that_is_not_whole_is_refused(tmp_path, column):
+    """Such rows trained on `How many?`, and nothing said so. Whoever names the column knows what is in it."""
+    whole = {"question": "How many more?", "answer": "1", column: None}
+    file = write_rows(tmp_path / "a.jsonl", [whole, {"question": "How many?", "answer": "5", column: PART[column]}])
+    words = f"question is no whole question without the column {column}, in 1 of 2 rows; .* `prompt_column`"
+    with pytest.raises(ValueError, match=words):
+        read(file)
+    assert len(read(file, "question")[0]) == 2
+
+
+def test_columns_that_a_question_does_not_need(tmp_path):
+    """Empty ones, counts, what the prompt holds or what repeats it, parts of the solution. They are named."""
+    row = {
+        "question": "Is it 3 or 5? Tom  has 5.",
+        "answer": "5",
+        "choices": ["3", "5"],
+        "body": "Tom has 5.",
+        "input": "",
+    }
+    row |= {"images": [], "tools": "[]", "context": "N/A", "text": "Q: Is it 3 or 5? Tom has 5. A: 5", "num_choices": 2}
+    row |= {"solution": "So 5.", "answer_text": "five", "level": "easy"}
+    rows = read_rows(DataSet(write_rows(tmp_path / "a.jsonl", [row])), "", "", "math")
+    assert len(rows.usable) == 1
+    assert rows.columns.startswith("question and answer, not 'choices', 'body', ")
+    assert rows.columns.endswith("'solution', 'answer_text', 'level'")
 
 
 def test_named_columns_and_nested_ones(tmp_path):

@@ -31,12 +31,15 @@ def test_the_chat_template_is_given_the_choice_to_think():
 
 
 def test_a_template_that_closes_the_thinking_leaves_none_to_the_model():
-    """`</think>` would never come, and every completion would be unfinished."""
+    """`</think>` would never come, and every completion would be unfinished: whoever asks for thinking is told."""
     tokenizer = bpe_tokenizer()
     tokenizer.chat_template += "<think>\n\n</think>\n\n"
     assert find_endings(tokenizer, PromptOptions()).end_of_thinking == ""
     assert find_endings(tokenizer, PromptOptions(apply_chat_template=False)).end_of_thinking == "</think>"
-    assert find_endings(tokenizer, PromptOptions(thinking="true")).end_of_thinking == "</think>"
+    with pytest.raises(
+        ValueError, match="`thinking` true: the chat template closes the thinking; set `thinking` false"
+    ):
+        find_endings(tokenizer, PromptOptions(thinking="true"))
 
 
 def test_a_prompt_has_one_beginning_and_no_end():

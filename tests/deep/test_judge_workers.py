@@ -206,3 +206,13 @@ def test_what_cannot_work_is_an_error_not_a_hang(functions, monkeypatch):
             monkeypatch.setattr(sys, "executable", "/bin/false")
         with pytest.raises(ValueError, match=words):
             RewardPool(**options)
+
+
+def test_a_system_that_refuses_a_limit_of_memory_has_none(monkeypatch):
+    """As macOS does; each data set ended in an inner traceback there."""
+
+    def refuses(*_):
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(judge_process.resource, "setrlimit", refuses)
+    judge_process.limit_memory("math", 2048)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks import verifiers
-from tasks.answers import last_box, plain
+from tasks.answers import answer_of, last_box, plain
 from tasks.judges import Job, RewardPool
 from tasks.verifiers import math_kind
 
@@ -76,7 +76,7 @@ def test_the_question_repeated_is_no_answer(kind):
 
 BOXES = r"""4 :: \boxed{4} | 2 :: \boxed{1} and \boxed{2} | \frac{1}{2} :: \boxed{\frac{1}{2}} | \} :: \boxed{\}} | 5 :: \boxed {5} |
 \{1,2\} :: \boxed{\{1,2\}} | 6 :: \fbox{6} | 7 :: \boxed{\boxed{7}} |  :: \boxed{} | 8 :: } \boxed{8} { |
-9 :: { \boxed{9} } \boxed{10 | 1\\ :: \boxed{1\\} | 11 :: $\boxed 11$"""
+9 :: { \boxed{9} } \boxed{10 | 1\\ :: \boxed{1\\} | 11 :: $\boxed 11$ | 5 :: \boxed5"""
 PLAIN = r"""42 ::  42. , $42$ , $$42$$ , 042 , +42 | Yes :: \text{Yes} | 1234 :: 1,234 , 1{,}234 , 1\,234 | -7 :: -007 |
 1234567 :: 1,234,567 | 0 :: -0 , 000 | 0.00001 :: 1e-05 | 1500 :: +1.5E3 | -0.0000025 :: -2.5e-6 | 5 :: .5e1 |
 100 m :: 1e2 m |  :: . ,  """
@@ -100,6 +100,8 @@ def test_reading_is_linear():
     start = time.process_time()
     assert last_box(r"\boxed{" * 200_000) is None
     assert last_box(r"\boxed{" * 100_000 + "}" * 100_000) == ""
+    for part in ("<answer>", "[result", "answer is ", "#### 5", "<b>", "<steps>", "x = 3 or "):
+        answer_of(part * 100_000)
     assert plain("9" * 200_000) == "9" * 200_000
     assert plain("9" * 200_000 + "." + "9" * 200_000)[-3:] == "999"
     assert len(plain("1e999 " * 10_000)) < 100_000  # not the ten million digits that they stand for
@@ -122,6 +124,12 @@ FINAL = {
     "a tag": r"<answer>X</answer> | <think>9</think> <answer> X </answer> | <answer>\boxed{X}</answer> | "
     r"<Answer>$X$</Answer> | <answer>The sum is X.</answer> | <answer>8</answer> no <answer>X</answer> | "
     r'<answer>x = X</answer></s> | \boxed{8} <answer>X</answer> | <answer>{"answer": X}</answer> | <answer>X cm</answer>',
+    "a tag of another name": "<solution>X</solution> | <result> X </result> | <final_answer>X</final_answer> Thanks 2 you. | "
+    "[ANSWER]X[/ANSWER] | [Answer] X | <output>x = X</output> | <my_final_answer_only>X</my_final_answer_only> | "
+    "<SOLUTION>So the sum is X.</SOLUTION> | <|begin_of_solution|>X<|end_of_solution|> | <final answer>X</final answer>",
+    "a tag cut off": r"<answer>X | I add. <answer> NL X | <answer>x = X | <think>8</think> <solution>The sum is X. | [RESULT]X",
+    "behind a tag": "<think>8</think>X | <reasoning>I add 3 to 4.</reasoning> NL <answer>X | So I add.</reasoning>X | "
+    "<steps>2+3=5</steps> <value>X</value> | The answer is <b>X</b>. | So it is <strong>X</strong>.",
     "a mark": r"Answer:X | answer:X. | The answer is:X. | **Final Answer:** X | ####X | #### X | ### Final Answer NL X | "
     r"The answer is X. This uses 3 rows of 4. | Answer: X NL (3 rows) | The answer is 8. No, the answer is X. | "
     r"The answer is `X`. | The answer is __X__. | Answer: X cm² | Answer: X m",
@@ -132,7 +140,8 @@ FINAL = {
 NOT_FINAL = (
     r"<answer>X or 9</answer> | <answer>9</answer> X | X <answer></answer> | <answer>not X</answer> | 答案不是X。 | 答案是X或9 | "
     r'{"answer": [9, X]} | {"answer": "X", "answer": "9"} | {"answer": "X or 9"} | {"answer": null, "guess": X} | '
-    r"<answer>X and a half</answer> | Answer: at least X | The answer is X or 9. | Answer:X9 | <answer>I do not know</answer> X | "
+    r"<solution>X or 9</solution> | <answer>X or 9 | <result>X</result> The answer is 9. | <result>X</result> \boxed{9} | "
+    r"<answer>9</answer> <solution>X | <think>X</think>9 | X<y> | <b>X</b>9 | <answer>X and a half</answer> | Answer: at least X | The answer is X or 9. | Answer:X9 | <answer>I do not know</answer> X | "
     r"The answer is x + X | So x ≥ X. | – X | Answer: 9. It is X. | Answer: 8, 9, X | <answer>9, X</answer>"
 )
 WORDS = (
@@ -147,12 +156,13 @@ SENTENCES = (
     "The answer is 25. | The answer is: 25 | Answer: 25 | There are 25 apples. | He needs 25 more minutes. | It is 25%."
 )
 PLAIN_RIGHT = (
-    r"5 :: 5 m/s | 5 km/h | 5 mL | 5 oz | 5 \  | {}5 | \small 5 | 5 = x | 5 cm/s ;; 1234567 :: 1 \, 234 \, 567 ;; "
+    r"5 :: 5{} | 5 L | 5 in | \text{Answer: }5 | 5 m/s | 5 km/h | 5 mL | 5 oz | 5 \  | {}5 | \small 5 | 5 = x | 5 cm/s ;; 1234567 :: 1 \, 234 \, 567 ;; "
     r"1234 :: 1\text{,}234 ;; -1/2 :: -\left(\frac{1}{2}\right) | -(\frac12) ;; 3/4 :: \frac{3}{ 4 } ;; "
     r"(1,2) :: \big(1,2\big) | P(1,2) | \Bigl(1,2\Bigr) ;; 2x+1 :: f(x)=2x+1 ;; B :: \text{Option B} ;; x^2+1 :: x**2+1"
 )
 PLAIN_WRONG = (
-    r"12 :: 1'2 ;; x=1, y=2 :: (2,1) | 2,1 ;; 2 :: 1=2 | 3=2 ;; \pi :: \Pi ;; \Gamma :: \gamma ;; 5 :: 5 xy | 5 m+s"
+    r"12 :: 1'2 ;; x=1, y=2 :: (2,1) | 2,1 ;; 2 :: 1=2 | 3=2 ;; \pi :: \Pi ;; \Gamma :: \gamma ;; 5 :: 5 xy | 5 m+s | 5 \text{ hundredths} | 5 pi | ₅ | ⁵ ;; "
+    r"B :: B' | -B | !B"
 )
 DENIALS = (
     "cannot be | can't be | is never | is not equal to | isn't equal to | must not be | is other than | is far from | "
@@ -199,6 +209,27 @@ RIGHT = {
     "spellings of data sets": boxed(answers("right, in a box: spellings of GSM8K, ASDiv, MATH, AIME and Minerva")),
     "other answers as they are": [*answers("right, as it is")],
     "behind much text": [("42", "I count 7. " * 400 + "So x = 42."), ("42", "\\boxed{42}.\n\nDone 7 times.")],
+    # A mark counts wherever it stands, as a box does: base models go on after their answer.
+    "before much text": [
+        ("42", text + "I count 7. " * 400)
+        for text in ("The answer is 42. ", "#### 42\n", "<answer>42</answer>", "\\boxed{42}")
+    ],
+    "separators of thousands": [
+        (answer, text)
+        for answer, sum_ in (("200000", "250,000 - 50,000 = 200,000"), ("1234.5", "1,000.25 + 234.25 = 1,234.5"))
+        for text in (
+            sum_,
+            f"So it is {sum_}.",
+            f"The answer is {sum_}.",
+            f"$ {sum_} dollars",
+            *box(sum_),
+            f"<answer>{sum_}",
+        )
+    ],
+    "percents": table(
+        r"35 :: \boxed{35.0\%} | 35.0% | It is 35.00 %. ;; 12.5 :: \boxed{12.5\%} | The answer is 12.5%. | 12.5 percent ;; "
+        r"12.5\% :: \boxed{12.5} | \boxed{0.125} | \boxed{12.50\%} ;; 0.125 :: \boxed{12.5\%}"
+    ),
     "R1-Zero's tags, marks, JSON, special tokens, Chinese": forms(" | ".join(FINAL.values()), "5", "-17", "1/2"),
     "formulas and letters": table(
         r"70000 :: <answer>$70,000</answer> ;; B :: The answer is B. ;; (C) :: <answer>C</answer> ;; x^2+1 :: The answer "
@@ -222,6 +253,19 @@ WRONG = {
     "other answers in a box": boxed(answers("wrong, in a box")),
     "beside spellings of data sets": boxed(answers("wrong, in a box: beside spellings of those data sets")),
     "other answers as they are": [*answers("wrong, as it is")],
+    "two solutions": forms(
+        "x = 3 or x = X | The answer is x = 3 or x = X. | So x = 3, or x=X. | The solutions are x = 3 and x = X. | x=3, y=X | "
+        "x_1 = 3; x_2 = X | We get x = 1 or x = 3 or x = X. | Either a = 3 or b = X. | so $x = 3$ or $x = X$.",
+        "4",
+        "1/2",
+    ),
+    "separators of thousands": table(
+        "200000 :: 250,000 - 50,000 | 100,000, 200,000 | \\boxed{100,000, 200,000} ;; 5 :: 4,200 = 5 | \\boxed{1,200 = 5} | "
+        "\\boxed{10, 5 = 5}"
+    ),
+    "percents": table(
+        r"35 :: \boxed{36.0\%} ;; 12.5\% :: \boxed{12.6} | \boxed{1250} ;; 12.5 :: \boxed{0.125} | 12.51%"
+    ),
     "too far from the end": [("x+1", "So it is $x+1$. " + "I count. " * 400)],
     "another number": [("6", text) for _, text in RIGHT["R1-Zero's tags, marks, JSON, special tokens, Chinese"]],
     "no final answer": forms(NOT_FINAL, "5", "17"),
@@ -376,6 +420,7 @@ def test_no_text_raises_and_none_is_right_by_chance(text, answer):
 TWO = (
     r"<answer>A</answer><answer>B</answer> | <answer>A</answer> \boxed{B} | \boxed{B} <answer>A</answer> | #### A #### B | "
     r'{"answer": A, "answer": B} | {"answer": A} #### B | Answer: A. It is B. | It is B. Answer: A | The answer is A</s>B | '
+    r"<solution>A</solution> <result>B</result> | <answer>A</answer> <result>B | \boxed{A} <result>B | A <solution>B | "
     r"答案是A。答案是B。 | <answer>A NL B</answer> | <answer>A</answer> The answer is B | The answer is A. The answer is B."
 )
 
