@@ -1,4 +1,4 @@
-"""`FakeEngine` has no model and the interface of an engine that pipeline_rl.Generator asks for."""
+"""`FakeEngine` has no model and the interface of an engine that generator.Generator asks for."""
 
 import asyncio
 import random
@@ -18,10 +18,10 @@ class Problem:
     prompt_ids: list[int]
 
 
-def problems(count: int, length: int = 10, seed: int = 0, vocabulary: int = 64) -> list[Problem]:
+def problems(count: int, length: int = 10, seed: int = 0) -> list[Problem]:
     """`count` different random prompts of `length` tokens."""
     draw = random.Random(seed)
-    return [Problem(f"p{i}", [draw.randrange(8, vocabulary) for _ in range(length)]) for i in range(count)]
+    return [Problem(f"p{i}", [draw.randrange(8, 64) for _ in range(length)]) for i in range(count)]
 
 
 def no_reward(problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:

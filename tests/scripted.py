@@ -1,6 +1,6 @@
 """The loop of train.py without vLLM: generators and a trainer that follow a script.
 
-`ScriptedGenerator` has the interface that the trainer's side of `pipeline_rl.Generator` has, over the real pacer.
+`ScriptedGenerator` has the interface that the trainer's side of `generator.Generator` has, over the real pacer.
 `play` runs the real loop over it and a trainer without a model; `batch_of` runs one step of it on groups made by hand.
 """
 

@@ -20,8 +20,8 @@ PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [5, 6, 7], [11], [12, 13, 14, 15], [5,
 def new_model(seed: int):
     """The built-in model with random weights, large ones, so that another number is nats away."""
     torch.manual_seed(seed)
-    config = AutoConfig.from_pretrained(FIRST_MODELS / "graded", hidden_size=32, initializer_range=0.3)
-    return AutoModelForCausalLM.from_config(config)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "initializer_range": 0.3}
+    return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(FIRST_MODELS / "graded", **sizes))
 
 
 @pytest.fixture
