@@ -82,16 +82,19 @@ def test_on_policy():
 
 
 def test_the_trainer_waits_for_the_oldest():
-    """1, 2 and 3 are finished, 0 is not: nothing is taken, or younger groups would train and enter while it grows old. Then
-    all four, in their order."""
-    pacer = Pacer(2, 3)
-    enter(pacer)
-    finish(pacer, 3, 1, 2)
-    assert pacer.ready == 0 and take(pacer, 1) is None
+    """B = 2, k = 2. Group 0 runs for long, the others finish at once. Behind it they are not ready, so others go on to
+    enter, up to the bound. Nothing is taken, or younger groups would train and enter while it grows old. Then all are, in
+    their order."""
+    pacer = Pacer(2, 2)
+    pacer.admit()
+    for _ in range(5):
+        finish(pacer, pacer.admit())
+    assert pacer.ready == 0 and not pacer.may_admit() and pacer.outstanding == 6
+    assert take(pacer, 1) is None
     finish(pacer, 0)
-    assert pacer.ready == 4 and take(pacer, 2) == [0, 1] and take(pacer, 1) == [2]
-    assert take(pacer, 2) is None  # only one is left, and it stays
-    assert take(pacer, 1) == [3] and pacer.training == 4
+    assert pacer.ready == 6 and take(pacer, 4) == [0, 1, 2, 3]
+    assert take(pacer, 3) is None  # only two are left, and they stay
+    assert take(pacer, 2) == [4, 5] and pacer.training == 6
 
 
 def test_what_the_trainer_took_is_replaced():
@@ -105,15 +108,6 @@ def test_what_the_trainer_took_is_replaced():
     assert pacer.may_admit()  # 2 and 3 still run: the trainer would have to wait
     finish(pacer, 2, 3)
     assert enter(pacer) == [4, 5] and pacer.needed == 4
-
-
-def test_a_straggler_does_not_empty_the_engine():
-    """Finished groups behind a running one are not ready, so others go on to enter, up to the bound."""
-    pacer = Pacer(2, 2)
-    pacer.admit()
-    for _ in range(5):
-        finish(pacer, pacer.admit())
-    assert pacer.ready == 0 and not pacer.may_admit() and pacer.outstanding == 6
 
 
 def test_min_ready_keeps_more_of_them():
