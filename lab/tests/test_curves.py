@@ -213,6 +213,7 @@ def test_the_reason_names_what_is_wrong():
     late = fit(np.arange(1, 38.0), R)
     assert np.ptp(late.A_interval) < 0.1
     assert late.reason.endswith(f"C_mid; the first point is at {1 / late.C_mid:.1f} C_mid, too late")
+    assert fit(late.C, R, R0=0.1).identifiable
 
 
 def fits_of(*ceilings, B=(1.8, 1.8), sd=0.002, **options):

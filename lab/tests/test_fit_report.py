@@ -171,15 +171,6 @@ def test_short_and_span():
     assert span((0.5, 1e6)) == "[0.5, 1M]" and span((0.5, 2), 3) == "[0.500, 2.000]"
 
 
-def test_plot_has_a_panel_for_each_report(tmp_path):
-    pytest.importorskip("matplotlib")
-    image = pytest.importorskip("matplotlib.image")
-    half, whole, few = curve(records(), 0.5), curve(records()), curve(records(n=3))
-    for rows, shape in ([[half, whole, few]], (468, 1144, 4)), ([[half], [few]], (806, 676, 4)):
-        plot_curves(rows, tmp_path / "out.png")
-        assert image.imread(tmp_path / "out.png").shape == shape
-
-
 def test_titles_are_short_and_stay_different(monkeypatch):
     figure = pytest.importorskip("matplotlib.figure")
     figures = []

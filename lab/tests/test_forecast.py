@@ -7,7 +7,6 @@ import forecast as module
 import numpy as np
 import pytest
 from curves import Data, gained, scan
-from curves import fit as fit_eq1
 from forecast import EQ1, FORMS, forecast
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -193,24 +192,6 @@ def test_an_evaluation_lies_between_0_and_1():
     band = forecast(C, np.minimum(R / 0.6, 1), n_samples=100).interval([0.0, 1e5], noise=True)
     assert band.max() == 1.0
     assert band.min() > 0
-
-
-def test_a_jump_and_a_slow_rise_leave_the_ceiling_open():
-    """The format is learned at once, and then .045 come with each e-fold of compute, for ever: Eq. 1 alone is sure of a
-    ceiling that three times the compute pass. The band holds the line, so no ceiling is known."""
-    C = np.arange(0.0, 21.0)
-
-    def rates(C):
-        return 0.45 + 0.045 * np.log(np.maximum(C, 1.5))
-
-    R = np.where(C > 1, rates(C), 0.02) + 0.008 * np.resize([1, -1], 21)
-    eq1 = fit_eq1(C, R)
-    assert eq1.identifiable
-    assert eq1.A_interval[1] < rates(60.0) - 0.02
-    f = forecast(C, R)
-    assert "ceilings from" in f.reason
-    assert f.interval(40.0)[1, 0] > rates(40.0) - 0.005
-    assert f.A_interval[1] > rates(60.0) - 0.005
 
 
 def test_a_rise_too_fast_for_any_ceiling_up_to_1():
@@ -424,29 +405,6 @@ def test_many_points_are_averaged_before_it_asks_again():
     assert 900 < again < 9000
 
 
-UNIT = np.arange(1, 17) / 16
-
-
-NO_CEILING = {
-    "linear": 0.1 + 0.6 * UNIT,
-    "logarithmic": 0.4 + 0.08 * np.log(UNIT),
-    "power": 0.1 + 0.6 * UNIT**0.7,
-    "constant": 0.4 + 0 * UNIT,
-    "falling": 0.7 - 0.3 * UNIT,
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("what", NO_CEILING)
-def test_no_ceiling_no_claim(what):
-    p = NO_CEILING[what]
-    rng = np.random.default_rng(0)
-    assert not forecast(UNIT, p).identifiable
-    for _ in range(10):
-        assert not forecast(UNIT, p + rng.normal(0, 0.01, 16)).identifiable
-        assert not forecast(UNIT, rng.binomial(1024, p) / 1024, n_samples=1024).identifiable
-
-
 @pytest.mark.parametrize("n", [None, 1000])
 def test_a_fixed_value_that_the_data_exclude_has_a_reason(n):
     """Data that rise from .1 to .6. Near values and the true ones are none that the data exclude."""
@@ -522,18 +480,6 @@ def test_no_curve_falls_and_an_interval_holds_the_best_ones(seed, n):
     beyond = at > C[-1]
     assert (np.diff([low[beyond], high[beyond]]) >= -1e-9).all()
     assert not f.allowed or f.A_interval[0] <= f.fit.A <= f.A_interval[1]
-
-
-def test_a_first_point_that_is_low_makes_no_ceiling():
-    """A constant run whose first point is low by chance: a step before the second point fits. With R0 given the same
-    points do show a rise."""
-    C = np.arange(1, 38.0)
-    R = np.full(37, 0.4) + np.resize(NOISE, 37) / 4
-    R[0] = 0.37
-    f = forecast(C, R)
-    assert not f.identifiable
-    assert f.reason.endswith("C_mid; the first point is at 1.1 C_mid, too late")
-    assert forecast(C, R, R0=0.1).identifiable
 
 
 LONG = np.linspace(0, 1200, 31)
