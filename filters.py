@@ -124,7 +124,7 @@ class PassRateHistory:
         saved = state["threshold"]
         if saved != self.threshold:
             raise ValueError(f"PassRateHistory: the state was kept with threshold {saved}, not with {self.threshold}.")
-        self._counts = {key: (solved, rollouts) for key, solved, rollouts in state["counts"]}
+        self._counts = {key: (int(solved), int(rollouts)) for key, solved, rollouts in state["counts"]}
         self._retired = dict.fromkeys(state["retired"])
 
 

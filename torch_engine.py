@@ -85,7 +85,9 @@ class TorchEngine:
         dtype: torch.dtype = torch.float32, fp32_head: bool = True,
     ):  # fmt: skip
         from transformers import AttentionInterface, AutoModelForCausalLM
+        from transformers.utils.logging import disable_progress_bar
 
+        disable_progress_bar()  # "Loading weights" would stand between the caller's lines
         AttentionInterface.register("slots", attention)
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="slots")
         if (kind := self.model.config.model_type) != "qwen3":

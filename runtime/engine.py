@@ -103,14 +103,13 @@ def choose_engine(flags: Flags) -> str:
     the reason is returned."""
     if flags.engine != "auto":
         return ""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read by its import
     reason = "for the built-in model on a GPU it is faster than vllm"
     if flags.model or flags.engine_args or not torch.cuda.is_available():
         try:
             import_module("vllm.v1.engine.async_llm")
             reason = ""
         except Exception as error:  # not there, or the packages that it needs are broken: they raise all kinds
-            reason = f"vLLM cannot be imported ({reason_of(error)}); `make setup` installs it"
+            reason = f"vLLM cannot be imported ({reason_of(error)}); `make setup` installs it on Linux"
     flags.engine = "torch" if reason else "vllm"
     return f"--engine torch: {reason}" if reason else ""
 

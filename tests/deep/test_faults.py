@@ -232,6 +232,26 @@ def test_a_damaged_checkpoint_is_one_sentence_that_names_it(program, whole, tmp_
         assert mark.exists()
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("logs",), None), (("logs", "eval.jsonl"), -1), (("compute", "tokens"), -1), (("progress", "step"), 1),
+        (("progress", "version"), "x"), (("prompts", "position"), 10**9), (("history", "counts", 0, 1), "x"),
+    ],
+)  # fmt: skip
+def test_an_edited_state_is_one_sentence(program, whole, tmp_path, path, value):
+    shutil.copytree(whole("--max_steps 2"), tmp_path / "run")
+    file = Folder(tmp_path / "run").newest_checkpoint() / "state.json"
+    node = state = json.loads(file.read_text())
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    file.write_text(json.dumps(state))
+    with nothing_changes(tmp_path / "run"):
+        code, _, err = program("--resume --max_steps 3")
+    assert code == 2 and re.fullmatch(f"train.py: --resume: {file.parent} does not .*\n", err), err
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_sharded_checkpoint_runs_no_code(tmp_path):
     """FSDP2's shards hold what is no tensor as a pickle."""
