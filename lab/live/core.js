@@ -400,7 +400,8 @@ class Pacer { // who may start, and who must wait
 class Generator {
   constructor(s, weights) {
     this.s = s, this.slots = s.B * s.G, this.version = 0, this.sampled = 0; // tokens of finished groups
-    this.model = new Model(s.shape, weights, 2816, this.slots + s.held_out.length, false);
+    const most = 11 * Math.max(this.slots, s.held_out.length); // tokens at a time: a prompt has 10, a phrase 3
+    this.model = new Model(s.shape, weights, most, this.slots + s.held_out.length, false);
     this.rng = random(1000 + s.seed), this.history = new PassRateHistory(s.threshold);
     this.pacer = new Pacer(s.B, s.k, s.schedule, s.min_ready);
     this.held_out = s.held_out.map(problem), this.pool = draw_problems(s.seed, s.pool, s.held_out);

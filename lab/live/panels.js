@@ -132,7 +132,7 @@ function half({ curve }, key) { // where the curve crosses .5, on a straight lin
   return i < 1 ? NaN : a[key] + ((0.5 - a.pass_rate) / (b.pass_rate - a.pass_rate)) * (b[key] - a[key]);
 }
 function draw_table() {
-  const head = ["run", "tokens to half", "steps", "solved", "age", "ignored", "waited", "worked"];
+  const head = ["run", "tokens to half", "steps", "solved", "age", "ignored", "trainer waited", "worked"];
   const percent = (v, digits) => `${(100 * v).toFixed(digits)} %`, seconds = (ms) => `${(ms / 1000).toFixed(1)} s`;
   const rows = runs.slice(-6).map((r) => {
     const steps = r.step || 1, last = r.curve.at(-1)?.pass_rate ?? NaN;
