@@ -129,8 +129,8 @@ def test_fixed_values_stay():
 
 def test_mean_of_seeds_by_hand():
     """The second run starts at 2 and ends at 8; at 4 it lies halfway between .3 and .5, at 6 halfway to .7."""
-    one = np.array([0.0, 2, 4, 6, 10]), np.array([0.1, 0.2, 0.3, 0.4, 0.5]), np.full(5, 100.0)
-    two = np.array([2.0, 3, 5, 7, 8]), np.array([0.2, 0.3, 0.5, 0.7, 0.7]), np.full(5, 100.0)
+    one = [0, 2, 4, 6, 10], [0.1, 0.2, 0.3, 0.4, 0.5], [100] * 5
+    two = [2, 3, 5, 7, 8], [0.2, 0.3, 0.5, 0.7, 0.7], [100] * 5
     C, R, n = mean_of_seeds([one, two])
     assert C.tolist() == [2, 4, 6] and R == pytest.approx([0.2, (0.3 + 0.4) / 2, (0.4 + 0.6) / 2])
     assert n.tolist() == [200, 200, 200]

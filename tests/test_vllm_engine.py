@@ -59,8 +59,8 @@ def story(tmp_path_factory):
         engine.prepare(incomplete, version + 1)
         with pytest.raises(Exception, match=lacking):
             await engine.update()
-        at_start = {"before": before, "salts": salts, "full": full}
-        return SimpleNamespace(**at_start, during=await running, after=after, last=version)
+        during = await running
+        return SimpleNamespace(before=before, salts=salts, full=full, during=during, after=after, last=version)
 
     with mock.patch.dict(os.environ):  # the engine leaves its settings there
         try:
