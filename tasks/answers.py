@@ -27,7 +27,7 @@ from typing import Any
 
 # Longer answers count as none: math-verify's grammar takes more than linear time.
 MAX_ANSWER_CHARS = 1_000
-# Without a box or another mark, only this much of the end of the text is searched for an answer.
+# Without a box or a tag, only this much of the end of the text is searched for an answer, if it holds a digit.
 MAX_TAIL_CHARS = 2_000
 INTEGER = re.compile(r"-?\d+")  # compared as text
 FUNCTIONS = "ln|log|exp|(?:arc)?(?:sin|cos|tan|cot)"
@@ -183,11 +183,12 @@ def answer_of(text: str) -> tuple[str, str | None]:
     if tag := LAST_TAG.search(text):
         return answer_of(tag[1])
     text = OTHER_TAG.sub(" ", THOUGHT.sub("", text))
-    for mark in [*ANSWER_IS.finditer(text)][-1:]:
-        claim = CLAIM.match(text, mark.end(), mark.end() + MAX_TAIL_CHARS)
-        if claim and is_formula(plain(claim[1])):
-            return plain(claim[1]), decimals(claim[1])
     tail = decimals(text[-MAX_TAIL_CHARS:])[-MAX_TAIL_CHARS:]
+    searched = tail if re.search(r"\d", tail) else text  # a base model goes on after its answer
+    for mark in [*ANSWER_IS.finditer(searched)][-1:]:
+        claim = CLAIM.match(searched, mark.end(), mark.end() + MAX_TAIL_CHARS)
+        if claim and is_formula(plain(claim[1])):
+            return plain(claim[1]), claim[1]
     return plain(tail), tail
 
 

@@ -69,7 +69,7 @@ if TYPE_CHECKING:  # its import takes seconds
 
 DIGITS = tuple("0123456789")
 LABELS = tuple("abcdefgh")
-OPERATIONS = tuple(f"+{i}" for i in range(1, 10)) + tuple(f"-{i}" for i in range(1, 10)) + ("*3", "*7", "*9")
+OPERATIONS = (*(f"{sign}{i}" for sign in "+-" for i in range(1, 10)), "*3", "*7", "*9")
 RECHECK, RESTART = "wait", "again"
 PHRASE = ("time", "up", "</think>")
 SPECIAL = ("<pad>", "<eos>", "<think>", "</think>")

@@ -25,7 +25,8 @@ ANSWER_COLUMNS = (
 )  # fmt: skip
 # Columns beside a question without which it is not whole: choices, what is to be read or seen, tools.
 PARTS = re.compile(
-    r"(?i)(?!n_|num(?:ber_of)?_|has_|is_|answer_(?!choice|option)|solution|response|output|correct|gold|generated|target)(?:\w+[ _-])?"
+    r"(?i)(?!n_|num(?:ber_of)?_|has_|is_|answer_(?!choice|option)|solution|response|output|correct|gold|generated|"
+    r"target)(?:\w+[ _-])?"
     r"(?:choices?|options?|endings?|candidates?|passages?|contexts?|ctx|articles?|documents?|paragraphs?|story|stories|lectures?|abstract|stem|given|graphs?|"
     r"body|inputs?|background|scenario|premises?|hypothesis|theory|puzzle|dialog(?:ue)?s?|history|transcripts?|text|"
     r"sentences?|excerpts?|snippets?|tables?|schema|tools?|functions?|(?:image|figure|diagram|picture|audio|video)"
@@ -130,17 +131,16 @@ def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str
     that ends with the assistant's turn is no prompt: it holds an answer.
     """
     objects, skipped = read_objects(data)
-    is_named = bool(prompt_column)
-    prompt_column = find_column(objects, prompt_column, PROMPT_COLUMNS, data.name, "prompt_column")
+    question = find_column(objects, prompt_column, PROMPT_COLUMNS, data.name, "prompt_column")
     answer_column = find_column(objects, answer_column, ANSWER_COLUMNS, data.name, "answer_column")
-    used = {column.split(".")[0] for column in (prompt_column, answer_column)}
+    used = (question, answer_column, answer_column.split(".")[0])
     unused = [name for name in dict.fromkeys(name for row in objects for name in row) if name not in used]
-    parts = [] if is_named else [name for name in unused if PARTS.fullmatch(name)]
+    parts = [] if prompt_column else [name for name in unused if PARTS.fullmatch(name)]
     lacking = Counter[str]()
     usable: dict[str, DataRow] = {}
     prompts: set[str] = set()
     for row in objects:
-        messages = prompt_messages(field_of(row, prompt_column))
+        messages = prompt_messages(field_of(row, question))
         if messages is None:
             skipped["prompt_is_no_text"] += 1
             continue
@@ -168,10 +168,10 @@ def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str
             usable[key] = DataRow(text, messages, answer)
     for name, count in lacking.most_common(1):
         raise ValueError(
-            f"`dataset` {data.name}: {prompt_column} is no whole question without the column {name}, in {count} of "
+            f"`dataset` {data.name}: {question} is no whole question without the column {name}, in {count} of "
             f"{len(objects)} rows; write both into one column, or name with `prompt_column` the one that is whole"
         )
-    columns = f"{prompt_column} and {answer_column}" + (f", not {str(unused)[1:-1]:.300}" if unused else "")
+    columns = f"{question} and {answer_column}" + (f", not {str(unused)[1:-1]:.300}" if unused else "")
     return Rows(usable, prompts, skipped, columns)
 
 

@@ -209,9 +209,9 @@ RIGHT = {
     "spellings of data sets": boxed(answers("right, in a box: spellings of GSM8K, ASDiv, MATH, AIME and Minerva")),
     "other answers as they are": [*answers("right, as it is")],
     "behind much text": [("42", "I count 7. " * 400 + "So x = 42."), ("42", "\\boxed{42}.\n\nDone 7 times.")],
-    # A mark counts wherever it stands, as a box does: base models go on after their answer.
+    # A base model goes on after its answer.
     "before much text": [
-        ("42", text + "I count 7. " * 400)
+        ("42", text + "So it is. " * 400)
         for text in ("The answer is 42. ", "#### 42\n", "<answer>42</answer>", "\\boxed{42}")
     ],
     "separators of thousands": [
@@ -266,6 +266,9 @@ WRONG = {
     "percents": table(
         r"35 :: \boxed{36.0\%} ;; 12.5\% :: \boxed{12.6} | \boxed{1250} ;; 12.5 :: \boxed{0.125} | 12.51%"
     ),
+    "taken back far from the end": [
+        ("42", text + "So it is. " * 400 + "No, it is 7.") for text in ("The answer is 42. ", "#### 42\n")
+    ],
     "too far from the end": [("x+1", "So it is $x+1$. " + "I count. " * 400)],
     "another number": [("6", text) for _, text in RIGHT["R1-Zero's tags, marks, JSON, special tokens, Chinese"]],
     "no final answer": forms(NOT_FINAL, "5", "17"),
