@@ -39,6 +39,15 @@ def write(path, rows, end="\n"):
     return path
 
 
+@pytest.fixture
+def figures(monkeypatch):
+    """What is drawn, instead of files."""
+    drawn = []
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    monkeypatch.setattr(figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    return drawn
+
+
 def test_load_reads_a_file_its_folder_or_records(tmp_path):
     """Compute is tokens on a CPU, and else device-hours."""
     rows = records()
@@ -171,10 +180,7 @@ def test_short_and_span():
     assert span((0.5, 1e6)) == "[0.5, 1M]" and span((0.5, 2), 3) == "[0.500, 2.000]"
 
 
-def test_titles_are_short_and_stay_different(monkeypatch):
-    figure = pytest.importorskip("matplotlib.figure")
-    figures = []
-    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: figures.append(self))
+def test_titles_are_short_and_stay_different(figures):
     for names in (("runs/a", "logs/b.jsonl"), ("a/seed-0", "b/seed-0")):
         plot_curves([[curve(records(), 0.5, name=name)] for name in names], "none.png")
     titles = [axes.get_title().split(",")[0] for one in figures for axes in one.axes]
@@ -260,7 +266,7 @@ def test_a_run_that_does_not_rise_has_a_verdict_and_is_no_bad_input(tmp_path, ca
 
 
 @pytest.mark.parametrize(("late", "words"), [(0.1, "the run collapsed"), (0.6, "the last 3 points lie below")])
-def test_a_run_that_collapses_or_falls_has_its_verdict_first_and_no_band(monkeypatch, late, words):
+def test_a_run_that_collapses_or_falls_has_its_verdict_first_and_no_band(figures, late, words):
     """A band from 0 to 1 would read as if anything had been forecast."""
     rows = records()
     for row in rows[-3:]:
@@ -271,9 +277,6 @@ def test_a_run_that_collapses_or_falls_has_its_verdict_first_and_no_band(monkeyp
     assert verdict == f"fallen: no forecast: {r.forecast.reason}" and words in verdict
     expected = f"Eq. 1 alone           A {fit.A:.3f}, B {fit.B:.2f}, C_mid {short(fit.C_mid)}, R0 {fit.R0:.3f}"
     assert numbers == ([expected] if late == 0.6 else [])  # a rise as a whole, or none
-    figure = pytest.importorskip("matplotlib.figure")
-    figures = []
-    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: figures.append(self))
     plot_curves([[r]], "none.png")
     (axes,) = figures[0].axes
     assert axes.get_title().endswith("no forecast") and not axes.collections
@@ -289,11 +292,8 @@ def test_mean_of_seeds_by_hand():
     assert high.tolist() == pytest.approx([0.1, 0.5 + 1.2706], abs=1e-4)
 
 
-def test_seeds_are_drawn_as_a_mean_and_a_single_run_as_its_fit(monkeypatch):
+def test_seeds_are_drawn_as_a_mean_and_a_single_run_as_its_fit(figures):
     """Three seeds of one variant and two single runs: three names, each where it was measured."""
-    figure = pytest.importorskip("matplotlib.figure")
-    figures = []
-    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: figures.append(self))
     fits = []
     for i in range(5):
         x, C, R, n = load(records(n=20 + i, seed=i))
