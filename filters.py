@@ -150,7 +150,8 @@ class DynamicSampling:
         return len(self._groups) == self.batch_prompts
 
     def offer(self, group: object, rewards: Sequence[float] | Tensor) -> bool:
-        """Keep the group, or discard it if its (G,) rewards are all equal. Returns whether it was kept; count that.
+        """Keep the group, or discard it if its (G,) rewards are all equal. Returns whether it was kept; count that. With
+        rewards that a length penalty shapes, give 0 and 1 for wrong and right instead: DAPO counts right answers.
 
         Raises RuntimeError if the batch is full, ValueError for a group without rewards, and NoVariedGroups after 10·B
         discarded groups in a row (DAPO's own code gives up after 10 batches).

@@ -155,17 +155,17 @@ def wait_for_groups(run: Run) -> list[Group] | None:
 
 
 def refill(run: Run) -> list[Group]:
-    """Dynamic sampling: takes groups one by one until enough of them have unequal rewards."""
+    """Dynamic sampling: takes groups one by one until enough of them are neither all right nor all wrong. F4: it counts
+    right answers, as DAPO does (arXiv 2503.14476, Eq. 11): by shaped rewards, wrong answers of several lengths vary."""
     generator, progress, recorder = run.generator.on_main, run.progress, run.recorder
     sampler = filters.DynamicSampling(generator.pacer.take_size)
     progress.taken = []  # a checkpoint in the middle of it must list these prompts
     while not sampler.full:
         [group] = generator.take(1)
         progress.taken.append(group)  # whatever is raised now, a checkpoint lists it
-        rewards = shaped_rewards(group.rollouts, run.flags)  # (G,)
-        if not sampler.offer(group, rewards):
+        if not sampler.offer(group, [float(rollout.correct) for rollout in group.rollouts]):
             progress.taken.pop()
-            recorder.discarded.append((group, rewards))
+            recorder.discarded.append((group, shaped_rewards(group.rollouts, run.flags)))
             recorder.retired_in_flight = update_history(run, [group])["retired_in_flight"]
             generator.release(1)
     return sampler.take()

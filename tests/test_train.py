@@ -161,19 +161,24 @@ def test_skipped_steps_release_their_groups_and_make_no_version(run):
 
 
 def test_dynamic_sampling_fills_the_batch(run):
-    """Every third group has equal rewards: it is released at once. Each step is offered the groups up to its third good
-    one: D G G D G, G D G G, ... of 27 groups 9 go. What was discarded was consumed, too: it is in the history and in
-    the step's pass rate."""
-    played = run(some_equal(lambda n: n % 3 == 0), zero_variance="replace", max_steps=6, pass_rate_threshold=2.0)
+    """Every third group is all right, or all wrong at two shaped rewards: it is released at once. Each step is offered
+    the groups up to its third good one: D G G D G, G D G G, ... of 27 groups 9 go. What was discarded was consumed,
+    too: it is in the history and in the step's pass rate."""
+
+    def rewards(number, problem):
+        return {0: [-0.5, -1.0], 3: [1.0, 1.0]}.get(number % 6, [1.0, -1.0])
+
+    script = {"rewards": staticmethod(rewards)}
+    played = run(script, zero_variance="replace", max_steps=6, pass_rate_threshold=2.0)
     steps, taken = played.steps, played.generator.taken
     assert [r["zero_variance_groups"] for r in steps] == [0] * 6 and [r["rows"] for r in steps] == [6] * 6
     assert played.pushes().count(("push", 3)) == 6 and played.pushes().count(("release", 1)) == 9
     assert max(r["lag_max"] for r in steps) <= 2
     assert [p.key for p in taken] == first_keys(played, 27)
     rates = {key: solved / rollouts for key, solved, rollouts in played.run.history.state_dict()["counts"]}
-    assert [rates[p.key] for p in taken] == [1.0, 0.5, 0.5] * 9
+    assert [rates[p.key] for p in taken] == ([0.0, 0.5, 0.5, 1.0, 0.5, 0.5] * 5)[:27]
     assert [(r["offered"], r["discarded_groups"]) for r in steps] == [(5, 2), (4, 1)] * 3
-    assert [r["pass_rate"] for r in steps] == pytest.approx([(2 + 3 / 2) / 5, (1 + 3 / 2) / 4] * 3)
+    assert [r["pass_rate"] for r in steps] == pytest.approx([2.5 / 5, 1.5 / 4, 2.5 / 5, 2.5 / 4, 2.5 / 5, 1.5 / 4])
 
 
 def test_solved_prompts_retire_and_those_in_flight_are_counted(run):
