@@ -34,9 +34,9 @@ FUNCTIONS = "ln|log|exp|(?:arc)?(?:sin|cos|tan|cot)"
 
 # Where a final answer stands.
 NAME = r"\|?(?:final )?[\w-]{0,30}?(?:answer|solution|result|output|conclusion|final)[\w-]{0,30}\|?"
-INSIDE = rf"((?:(?![<\[]/?{NAME}[>\]]).)*)"
+INSIDE = rf"((?:(?![<\[]/?{NAME}[>\]]).)*?)"
 TAG = re.compile(rf"(?is)[<\[](?=[\w |-]{{0,40}}answer){NAME}[>\]]{INSIDE}[<\[]/{NAME}[>\]]")
-LAST_TAG = re.compile(rf"(?is)[<\[]{NAME}[>\]]{INSIDE}(?:[<\[]/{NAME}[>\]]\s*)*$")
+LAST_TAG = re.compile(rf"(?is)[<\[]{NAME}[>\]]{INSIDE}(?:[<\[]/{NAME}[>\]]\s*)*(?:</[\w-]*)?$")
 # Tags of other names: thinking before the answer, and marks such as <b>.
 THOUGHT = re.compile(r"(?s)\A(?:\s*<(\w{4,})>.*?</\1>)+(?=.*\w)")
 OTHER_TAG = re.compile(r"</\w+>|<(?:[A-Za-z]\w+|[bip](?=>[^<]*</[bip]>))>")

@@ -127,7 +127,7 @@ FINAL = {
     "a tag of another name": "<solution>X</solution> | <result> X </result> | <final_answer>X</final_answer> Thanks 2 you. | "
     "[ANSWER]X[/ANSWER] | [Answer] X | <output>x = X</output> | <my_final_answer_only>X</my_final_answer_only> | "
     "<SOLUTION>So the sum is X.</SOLUTION> | <|begin_of_solution|>X<|end_of_solution|> | <final answer>X</final answer>",
-    "a tag cut off": r"<answer>X | I add. <answer> NL X | <answer>x = X | <think>8</think> <solution>The sum is X. | [RESULT]X",
+    "a tag cut off": r"<answer>X | I add. <answer> NL X | <answer>x = X | <think>8</think> <solution>The sum is X. | [RESULT]X | <answer>X</ | <answer>X</answer",
     "behind a tag": "<think>8</think>X | <reasoning>I add 3 to 4.</reasoning> NL <answer>X | So I add.</reasoning>X | "
     "<steps>2+3=5</steps> <value>X</value> | The answer is <b>X</b>. | So it is <strong>X</strong>.",
     "a mark": r"Answer:X | answer:X. | The answer is:X. | **Final Answer:** X | ####X | #### X | ### Final Answer NL X | "
