@@ -108,12 +108,12 @@ def highest(places: Sequence[Place | None]) -> int | None:
 def winner(reports: Sequence[CurveReport], C: float) -> str:
     """The sentence about who is higher at compute C, or why nobody can say so."""
     places = [place_of(r.forecast, C) for r in reports]
-    said = []
+    entries = []
     for r, p in zip(reports, places, strict=True):
         if p is None:
             return f"no winner at {short(C)}: {r.name} has no forecast: {r.forecast.reason}"
-        said.append(f"{r.name} {p.number:.3f} {span((p.low, p.high), 3)}")
-    listed = ", ".join(said)
+        entries.append(f"{r.name} {p.number:.3f} {span((p.low, p.high), 3)}")
+    listed = ", ".join(entries)
     best = highest(places)
     if best is not None:
         others = " and ".join(r.name for r in reports if r is not reports[best])
