@@ -297,7 +297,8 @@ def hint(row: Row) -> str:
         return ""
     paper, _, mistake = row.source.rpartition("; ")
     guesses = [guess for start, guess in HINTS.items() if row.detail.startswith(start)] or [f"made for: {mistake}"]
-    return f"   [{'; '.join(filter(None, [paper, *(guesses[:1] if row.verdict == 'differs' else [])]))}]"
+    words = "; ".join(filter(None, [paper, *(guesses[:1] if row.verdict == "differs" else [])]))
+    return f"   [{words}]" if words else ""
 
 
 def main(argv: list[str]) -> int:

@@ -216,11 +216,12 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
 
 
 def prompts_line(task: data_sets.DatasetTask) -> str:
-    """How many prompts a task of data sets has, and how many rows were left out and why."""
+    """How many prompts a task of data sets has, how many rows were left out and why, and the columns."""
     held_out = Counter(problem.source for problem in task.held_out)
     kept = ", ".join(f"{held_out[name]} of {name}" for name in [*task.sources, *task.eval_sources])
     left_out = ", ".join(f"{count} {kind}" for kind, count in task.skipped.items()) or "no row"
-    return f"{len(task.train)} prompts to train on; held out: {kept}; left out: {left_out}"
+    columns = "".join(f"; columns of {name}: {words}" for name, words in task.columns.items())
+    return f"{len(task.train)} prompts to train on; held out: {kept}; left out: {left_out}{columns}"
 
 
 def longest_row(flags: Flags, task: Task, control: length_control.Interruption | None) -> int:

@@ -5,6 +5,7 @@ python lab/ladder/run.py 3           # 0 is GRPO, 8 is recipe.py
 
 import argparse
 import csv
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -71,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.rung not in map(str, range(len(RUNGS))):
         parser.error(f"there is no rung {args.rung!r}; the rungs are {names}")
     rung = int(args.rung)
-    text = re.sub(r"^(```\w*|!\[.*)\n", "", section(rung), flags=re.M)
+    if args.steps is not None and args.steps < 1:
+        parser.error(f"--steps must be at least 1, not {args.steps}")
+    text = re.sub(r"^(```\w*|!\[.*)\n|\*\*", "", section(rung), flags=re.M)  # a terminal shows no Markdown
     before, _, answer = text.partition("<details><summary>Answer</summary>\n")
     if rung == 0:
         print(source(0))
@@ -82,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = OUT / f"rung_{rung}.png"
     draw(rung, published(), path, own)
     print(answer.replace("</details>", "").strip())
-    print(f"\nYour curve{f' over those of rung {rung - 1} in this setting' if rung else ''}: {path}")
+    print(f"\nYour curve{f' over those of rung {rung - 1} in this setting' if rung else ''}: {os.path.relpath(path)}")
     return 0
 
 

@@ -73,6 +73,8 @@ def test_a_rung_that_is_not_there(rung, capsys):
     with pytest.raises(SystemExit, match="2"):
         run.main(["--", rung])
     assert f"there is no rung '{rung}'; the rungs are 0 GRPO, 1 PipelineRL, " in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["4", "--steps", "-5"])
 
 
 @pytest.mark.long
@@ -82,6 +84,7 @@ def test_the_command(monkeypatch, tmp_path, capsys, small):
     assert run.main(["4", "--steps", "8"]) == 0
     said = capsys.readouterr().out
     places = [said.index(text) for text in ("has_variance", "Question", "step  8", "Your curve over those of rung 3")]
+    assert "**" not in said
     assert places == sorted(places) and (tmp_path / "rung_4.png").stat().st_size > 5000
 
 

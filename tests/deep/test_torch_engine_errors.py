@@ -6,14 +6,12 @@ from collections import Counter
 
 import pytest
 import torch
-from test_torch_engine import PROMPTS, SHAPE, STOP, new_engine, sampled
-
-from lab.warm_start import new_model
+from test_torch_engine import PROMPTS, STOP, new_engine, new_model, sampled
 
 
 @pytest.fixture
 def model():
-    return new_model(SHAPE, seed=0)
+    return new_model(seed=0)
 
 
 def test_a_bfloat16_engine_has_fp32_logits_unless_its_head_is_bfloat16(model, tmp_path):
