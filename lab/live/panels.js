@@ -59,9 +59,8 @@ $("group").onkeydown = (event) => {
 // ----------------------------------------------------------------- the pictures: curve, workers, table of all runs
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
 function canvas(id) { // -> its context, with a pixel of the page as unit, and its width and height
-  const element = $(id), width = element.clientWidth, height = Number(element.dataset.height);
-  const ratio = devicePixelRatio || 1;
-  element.width = width * ratio, element.height = height * ratio, element.style.height = `${height}px`;
+  const element = $(id), width = element.clientWidth, height = element.clientHeight, ratio = devicePixelRatio || 1;
+  element.width = width * ratio, element.height = height * ratio;
   const c = element.getContext("2d");
   c.scale(ratio, ratio), (c.font = "12px system-ui, sans-serif");
   return [c, width, height];
@@ -99,8 +98,9 @@ function draw_curve() {
     c.globalAlpha = 0.15, (c.fillStyle = css(run.color)), path([...side(0), ...side(1).reverse()], "fill");
     c.globalAlpha = 0.8, (c.strokeStyle = css("--soft")), path(law.grid.map((x, i) => [x, law.line[i]]));
     c.globalAlpha = 1;
-    $("law").textContent = `Ceiling: ${digits(law.A[0])} to ${digits(law.A[1])}.`;
-  } else $("law").textContent = "";
+    c.fillStyle = css("--soft");
+    c.fillText(`ceiling ${digits(law.A[0])} to ${digits(law.A[1])}`, width - 120, Y(0) - 6);
+  }
   for (const r of runs) {
     c.strokeStyle = c.fillStyle = css(r.color), (c.lineWidth = r === run ? 3 : 1.2);
     path(r.curve.map((e) => [e[key], e.pass_rate]));

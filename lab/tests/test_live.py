@@ -11,6 +11,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import filters
 import losses
@@ -110,6 +111,14 @@ def another_model():
     return model
 
 
+def scored(model, rows):
+    """Log-probs of the completions' tokens (N, L), zeros behind them, of (prompt, completion) pairs."""
+    tokens = pad_sequence([torch.tensor(prompt + ids) for prompt, ids in rows], batch_first=True)  # (N, L)
+    every = model(tokens).logits.log_softmax(-1)[:, :-1].gather(2, tokens[:, 1:, None])[..., 0]  # (N, L - 1)
+    of_ids = [row[len(prompt) - 1 :][: len(ids)] for row, (prompt, ids) in zip(every, rows, strict=True)]
+    return pad_sequence(of_ids, batch_first=True)
+
+
 def a_batch(model):
     """Four groups of four rollouts, one of equal rewards, with forced tokens and ratios on both sides of every bound."""
     rng, groups = random.Random(0), []
@@ -120,13 +129,15 @@ def a_batch(model):
             versions = [rng.randint(1, 9) for _ in ids]
             if rng.random() < 0.5:
                 versions[2:4] = [pipeline_rl.FORCED] * 2
-            with torch.no_grad():
-                logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
-            now = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
-            then = (now + torch.randn(len(ids)) * 0.6).tolist()  # some ratios above 5 need more
-            then[0] = now[0].item() - 1.8
-            rollouts.append({"ids": ids, "logprobs": then, "versions": versions, "reward": reward})
+            rollouts.append({"ids": ids, "versions": versions, "reward": reward})
         groups.append({"number": number, "p": {"prompt_ids": prompt}, "rollouts": rollouts})
+    rollouts = [r for g in groups for r in g["rollouts"]]
+    with torch.no_grad():
+        now = scored(model, [(g["p"]["prompt_ids"], r["ids"]) for g in groups for r in g["rollouts"]])
+    then = now + torch.randn(now.shape) * 0.6
+    then[:, 0] = now[:, 0] - 1.8  # a ratio of 6
+    for r, row in zip(rollouts, then.tolist(), strict=True):
+        r["logprobs"] = row[: len(r["ids"])]
     return groups
 
 
@@ -141,14 +152,10 @@ def of_torch(model, groups, loss, filtered):
     keep = filters.has_variance(rewards, group_ids) if filtered else torch.ones(len(rows), dtype=torch.bool)
     rows = [row for row, kept in zip(rows, keep, strict=True) if kept]
     advantages = losses.normalize_advantages(rewards[keep], group_ids[keep])
-    N, T = len(rows), SHAPE["L"]
-    logprobs, behaviour, mask = torch.zeros(N, T), torch.zeros(N, T), torch.zeros(N, T)
-    for i, (prompt, r) in enumerate(rows):
-        n = len(r["ids"])
-        logits = model(torch.tensor([prompt + r["ids"]])).logits[0, len(prompt) - 1 : -1]
-        logprobs[i, :n] = logits.log_softmax(-1).gather(1, torch.tensor(r["ids"])[:, None])[:, 0]
-        behaviour[i, :n] = torch.tensor(r["logprobs"])
-        mask[i, :n] = torch.tensor([float(v != pipeline_rl.FORCED) for v in r["versions"]])
+    logprobs = scored(model, [(prompt, r["ids"]) for prompt, r in rows])  # (N, T)
+    behaviour = pad_sequence([torch.tensor(r["logprobs"]) for _, r in rows], batch_first=True)
+    sampled = [torch.tensor([float(v != pipeline_rl.FORCED) for v in r["versions"]]) for _, r in rows]
+    mask = pad_sequence(sampled, batch_first=True)
     token_loss, metrics = LOSSES[loss](logprobs, behaviour, advantages, mask)
     model.zero_grad()
     (losses.aggregation_weights(mask, group_ids[keep]) * token_loss).sum().backward()
