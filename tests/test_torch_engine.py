@@ -76,6 +76,7 @@ def test_new_weights_in_flight_go_on_over_the_old_keys_and_values(model, tmp_pat
         request = asyncio.create_task(engine.sample([5, 6, 7], 17, ""))
         for tokens in (5, 7):
             while not engine.inside or engine.lengths.max() < 3 + tokens:
+                assert not request.done()  # a dead engine never gets there
                 await asyncio.sleep(0)
             if tokens == 5:
                 engine.prepare(dict(other.named_parameters()), 5)
