@@ -44,7 +44,7 @@ function choose(row, column) { // a token, by hover, tap or arrow keys; column -
   const tokens = lines[at]?.querySelectorAll("i") ?? [];
   chosen = [at, Math.min(column, tokens.length - 1)];
   tokens[chosen[1]]?.classList.add("chosen");
-  const help = "Point at a token, or use the arrow keys: the group stays.";
+  const help = "Point at a token (a word or digit), or use the arrow keys: the group stays.";
   $("token").firstChild.textContent = tokens[chosen[1]]?.title ?? help;
 }
 $("group").onpointerover = $("group").onclick = ({ target }) => {
