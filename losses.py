@@ -13,8 +13,8 @@ choice) truncates the ratio, stops its gradient, and uses it as a weight on the 
     A < 0, rho < 0.80                  rho             0       "unlikely enough by now"
     any other                          min(rho, 5)     rho     no limit for A < 0
 
-CISPO silences no token. A clip silences rare ones first, such as "However" and "Wait" (MiniMax-M1), where an answer
-changes direction: a single update can carry their ratio beyond it.
+CISPO silences no token. A clip silences rare ones first, such as "However" and "Wait", where an answer changes its
+direction (MiniMax-M1): a single update can carry their ratio beyond it.
 
     J(theta) = 1/P sum_g [ 1/n_g sum_{i in g} sum_t sg(min(rho_it, eps_max)) A_i log pi_it ]    (2510.13786, Eq. 5)
 
@@ -25,8 +25,12 @@ SYMBOLS. N rows, one for each rollout (papers also say sample, sequence or compl
 · P groups left of a step's B, n_g trained tokens of group g · A advantage · sg stop-gradient · mask: 1 on tokens that
 train: sampled, not forced, not padding · group_ids: each row's group, e.g. 0 0 1 1 (a prompt drawn twice makes two).
 
-SIMPLIFIED. One row is one sequence. Sequences packed end to end, (1, T_total), work if advantages and weights are given
-for each token, except with `gspo`. L1, L2 and so on, in no order here, are choices: docs/choices.md lists them.
+IN YOUR TRAINER. On policy, where no log-probs were recorded, pass the same log-probs twice: the second has no gradient,
+and rho is 1. A row's weight is one number, `weights.amax(1)`, which survives any sorting and shuffling.
+
+SIMPLIFIED. One row is one sequence. Of packed ones, (1, T), make rows of one token: all inputs as `x[0][:, None]`, and
+`aggregation_weights(mask[0][:, None], group_of_token)`. That is exact but for `gspo` and the average `sample`, which
+need whole rows. L1, L2 and so on, in no order here, are choices: docs/choices.md lists them.
 
 The factors of two tokens with rho = 7.39 and 0.61 (+ 0 makes 0.0 of -0.0):
 
@@ -56,22 +60,21 @@ def normalize_advantages(
 
     L2: drop the groups with equal rewards before the call. Their advantages are 0, but they count. If they are a part p
     of all groups, which differs from batch to batch, the step is multiplied:
-
         where they stay                             by                  for p = 1/2
         the std                                     1 / sqrt(1 - p)     1.41
         the average (see `aggregation_weights`)     1 - p               0.50
         both                                        sqrt(1 - p)         0.71
-
     Args:
-        rewards, group_ids: (N,) of all ranks, complete groups in any order. With `batch` a NaN spreads to other groups.
-        how, eps: what to divide by, plus eps. `batch`: std of all centered rewards (ScaleRL). `prompt`: that of the
-            group's own (GRPO). `none`: nothing (Dr.GRPO).
+        rewards, group_ids: (N,) of all ranks, also arrays or lists; complete groups in any order.
+        how, eps: what to divide by, plus eps. `batch`: std of all centered rewards (ScaleRL; with one prompt a step it
+            is that prompt's; a NaN spreads). `prompt`: that of the group's own (GRPO). `none`: nothing (Dr.GRPO).
         ddof: 0 for the population std, 1 for the sample std (L3: papers do not say which).
     Returns (N,), float64 if the rewards are, else float32; exactly 0 where a group has equal rewards or one row.
     Raises ValueError for an unknown `how`, or shapes that do not agree.
     """
     if how not in ("batch", "prompt", "none"):
         raise ValueError(f"normalize_advantages: how={how!r} is not one of batch, prompt, none.")
+    rewards, group_ids = torch.as_tensor(rewards), torch.as_tensor(group_ids)
     if rewards.dim() != 1 or rewards.shape != group_ids.shape:
         raise ValueError(f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must be (N,).")
     _, group, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)  # (P,), (N,), (P,)
@@ -104,12 +107,11 @@ def cispo(
     Args:
         logprobs: (N, T) log-probs of the sampled tokens under the trainer's policy now; the gradient flows here.
         behaviour_logprobs: (N, T) log-probs that the generator recorded when it sampled.
-        advantages: (N,) one for each row, or (N, T) one for each token (turns, per-token credit, packed rows).
+        advantages: (N,) or (N, 1) one for each row, or (N, T) one for each token (turns, per-token credit).
         mask: (N, T) 1 on tokens that train. What lies outside, NaN included, changes nothing.
         eps_max: cap on rho. L1: absolute as in ScaleRL (MiniMax-M1 writes 1 + eps_high), and without a lower bound.
     Returns (token_loss (N, T) to be minimized, 0 outside the mask; metrics as 0-d tensors, see `summarize_metrics`), in
-    float32 at least: bfloat16 has no value between 1 and 1.0078. Raises ValueError for shapes that do not agree. The
-    other losses share these arguments, returns and errors.
+    float32 at least. ValueError: shapes that do not agree, labels as a mask. The other losses share all of this.
     """
     trained, advantages, logprobs, behaviour = _select(mask, advantages, logprobs, behaviour_logprobs)  # (N, T) each
     # log rho = log pi_train - log pi_gen
@@ -117,24 +119,29 @@ def cispo(
     rho = _bounded_exp(log_ratio)  # (N, T)
     # token loss = - sg(min(rho, eps_max)) * A * log pi;  without sg there would be a second term, the gradient of rho
     weight = rho.clamp(max=eps_max).detach()  # (N, T)
-    token_loss = -weight * advantages * logprobs  # (N, T)
-    return token_loss, _metrics(log_ratio, rho > eps_max, advantages, trained)
+    return -weight * advantages * logprobs, _metrics(log_ratio, rho > eps_max, advantages, trained)
 
 
 def _select(mask: Tensor, advantages: Tensor, logprobs: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     """Every input in its order as (N, T), at least float32, and 0 outside the mask; only `logprobs` has a gradient."""
     shape = logprobs.shape
     equal = all(x.shape == shape for x in (mask, *others))
-    if len(shape) != 2 or not equal or advantages.shape not in (shape, shape[:1]):
+    if len(shape) != 2 or not equal or advantages.shape not in (shape, shape[:1], (len(logprobs), 1)):
         shapes = [tuple(x.shape) for x in (logprobs, *others, mask, advantages)]
         raise ValueError(f"expected logprobs, other log-probs, mask (N, T); advantages (N,) or (N, T); got {shapes}.")
-    if advantages.dim() == 1:
-        advantages = advantages[:, None]  # (N, 1): the same for all tokens of a row
-    trained = mask.bool()  # (N, T)
+    advantages = advantages if advantages.dim() == 2 else advantages[:, None]  # (N, T), or (N, 1): one for all of a row
+    trained = _trained(mask)  # (N, T)
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
     inputs = (advantages.detach(), logprobs, *(x.detach() for x in others))
     # Choose first, multiply later: 0 * inf and 0 * nan are nan, in the value and again in the gradient.
     return trained, *(torch.where(trained, x.to(dtype), 0.0) for x in inputs)
+
+
+def _trained(mask: Tensor) -> Tensor:
+    """The mask as bool. Labels of -100 would train what they are to leave out; the look waits for the device."""
+    if mask.dtype != torch.bool and ((mask != 0) & (mask != 1)).any():
+        raise ValueError("the mask has values other than 0 and 1. Is it labels? Then give labels != -100.")
+    return mask.bool()
 
 
 def _bounded_exp(log_ratio: Tensor) -> Tensor:
@@ -173,10 +180,9 @@ def gspo(
 ) -> LossAndMetrics:  # fmt: skip
     """PPO's clip on one ratio for each sequence (arXiv 2507.18071, Eq. 5-7), with the clips of ScaleRL's GSPO run.
 
-    The reward belongs to the sequence, and ratios of single tokens are noisy, most of all in mixtures of experts, where
-    an update changes which experts compute a token. Each token carries the term of its sequence. L5: the average
-    `sample` makes that the paper's mean over sequences; with others long sequences count more. Advantages for each
-    token make it GSPO-token (section 4.3): the ratio stays the sequence's, and A_it clips and moves only token t.
+    Ratios of single tokens are noisy, most of all in mixtures of experts, where an update changes which experts compute
+    a token. Each token carries the term of its sequence. L5: the average `sample` makes that the paper's mean over
+    sequences. Advantages for each token make it GSPO-token (section 4.3): A_it clips and moves only token t.
     """
     trained, advantages, logprobs, behaviour = _select(mask, advantages, logprobs, behaviour_logprobs)  # (N, T) each
     log_ratio = logprobs - behaviour  # (N, T)
@@ -190,21 +196,13 @@ def gspo(
 
 
 def tis(
-    logprobs: Tensor,
-    behaviour_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    old_logprobs: Tensor,
-    eps_low: float = 0.2,
-    eps_high: float = 0.2,
-    cap: float = 2.0,
-) -> LossAndMetrics:
+    logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor, *,
+    old_logprobs: Tensor, eps_low: float = 0.2, eps_high: float = 0.2, cap: float = 2.0,
+) -> LossAndMetrics:  # fmt: skip
     """PPO's clip against the trainer's own old log-probs, times a truncated correction (Yao et al. 2025).
 
     Only here is the ratio split in two: rho = w q, where w = pi_old / pi_gen is all that came before this batch's
     training, and q = pi / pi_old the change by it. (Elsewhere rho holds both; a factor w on top would correct twice.)
-
     `old_logprobs` (N, T) are the trainer's before the first update on this batch. If that is the only update, as under
     PipelineRL, pi_old is pi: no clip acts, and the gradient is that of CISPO with eps_max = cap, to the bit.
     """
@@ -237,13 +235,13 @@ def aggregation_weights(mask: Tensor, group_ids: Tensor, how: str = "prompt", co
             `token`     mean over all tokens (DAPO's code)              1/210                 4.8 %
             `constant`  sum over a row / `constant`, for example the budget in tokens, then mean over rows (Dr.GRPO)
     Returns (N, T), float64 if the mask is, else float32. L10: a row or group without trained tokens does not count: in
-    a denominator it would shrink the step. Raises ValueError for an unknown `how`, no positive constant, other shapes.
+    a denominator it would shrink the step. ValueError: an unknown `how`, no positive constant, other shapes, labels.
     """
     if mask.dim() != 2 or group_ids.shape != mask.shape[:1]:
         raise ValueError(f"mask {tuple(mask.shape)} must be (N, T) and group_ids {tuple(group_ids.shape)} (N,).")
     if how == "constant" and not (constant or 0) > 0:
         raise ValueError(f"aggregation_weights: how='constant' needs constant > 0, got {constant}.")
-    trained = mask.bool()  # (N, T)
+    trained = _trained(mask)  # (N, T)
     tokens = trained.sum(-1)  # (N,) int64: a float32 count is exact only to 2^24, and large batches have more tokens
     rows = (tokens > 0).sum()  # ()
     ids, group = torch.unique(group_ids, return_inverse=True)  # (P,), (N,)
@@ -261,27 +259,31 @@ def aggregation_weights(mask: Tensor, group_ids: Tensor, how: str = "prompt", co
 
 
 # The losses of ScaleRL end here. GRPO adds a penalty:
-def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, estimator: str = "k3") -> Tensor:
+def kl_penalty(
+    logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, estimator: str = "k3", sampling_term: bool = False
+) -> Tensor:
     """Estimate of KL(pi || pi_ref) for each sampled token. ScaleRL uses none; GRPO (2402.03300) uses k3.
 
              value, with r = pi_ref / pi     mean over tokens of pi     mean of its gradient
         k1   -log r                          KL(pi || pi_ref)           0: a monitor, not a loss
         k2   (log r)^2 / 2                   biased                     that of KL(pi || pi_ref)
         k3   r - 1 - log r                   KL(pi || pi_ref)           that of KL(pi_ref || pi)
-
-    On older tokens only approximately: no ratio corrects for their age. All shapes are (N, T); float32 at least.
-    Raises ValueError for an unknown estimator or shapes that do not agree.
+    L11: this gradient leaves out that pi also chooses the tokens. `sampling_term` adds that, so that k1 and k3 have the
+    gradient of KL(pi || pi_ref). All of it is approximate on older tokens: no ratio corrects for their age. Shapes are
+    (N, T); float32 at least. Raises ValueError for an unknown estimator, other shapes, or labels as a mask.
     """
     if not logprobs.shape == reference_logprobs.shape == mask.shape:
         raise ValueError("kl_penalty: logprobs, reference_logprobs and mask must have one shape (N, T).")
     logprobs = logprobs.to(torch.promote_types(logprobs.dtype, torch.float32))  # (N, T)
     reference = reference_logprobs.detach().to(logprobs.dtype)  # (N, T)
-    log_r = torch.where(mask.bool(), reference - logprobs, 0.0)  # (N, T)
+    log_r = torch.where(_trained(mask), reference - logprobs, 0.0)  # (N, T)
     bounded = log_r.clamp(max=MAX_LOG_RATIO)  # in both terms of k3: in r alone it would reverse the gradient's sign
     estimates = {"k1": -log_r, "k2": log_r.square() / 2, "k3": torch.expm1(bounded) - bounded}  # (N, T) each
     if estimator not in estimates:
         raise ValueError(f"kl_penalty: estimator={estimator!r} is not one of {', '.join(estimates)}.")
-    return estimates[estimator]
+    kl = estimates[estimator]
+    # grad E_{y ~ pi}[kl(y)] = E[ grad kl(y) + kl(y) grad log pi(y) ], and grad log pi = -grad log r
+    return kl - kl.detach() * (log_r - log_r.detach()) if sampling_term else kl
 
 
 # What is logged: not needed to understand the losses.
@@ -322,8 +324,7 @@ def summarize_metrics(metrics: dict[str, Tensor]) -> dict[str, float]:
     ratio_mean, ratio_max   of rho before any truncation. L4: whatever the loss, so that runs with other losses compare
     ess                     effective sample size as a fraction: (sum rho)^2 / (n sum rho^2), above 0 and at most 1
     log_ratio_rms           root mean square of log rho: how far, in nats, a log-prob typically is from the generator's
-    capped_*, masked_*      what the loss capped or clipped of the tokens with A > 0 or A < 0; what a mask dropped of
-                            them (lab/masks.py)
+    capped_*, masked_*      of the tokens with A > 0 or A < 0: what the loss capped, what a mask dropped (lab/masks.py)
     tis_capped              of all tokens, those whose w was capped
     """
     m = {key: float(value) for key, value in metrics.items()}

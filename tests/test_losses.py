@@ -5,6 +5,7 @@ A gradient here is that of the summed loss by the log-probs, so a token that is 
 import inspect
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -177,6 +178,59 @@ def test_aggregation_by_hand():
 
 
 @each_loss
+@pytest.mark.parametrize("ignored", [-100, -1])
+def test_labels_are_no_mask(name, ignored):
+    """Labels that leave out the prompt and the padding; as a mask all eight tokens would train, and not three."""
+    labels = torch.tensor([[ignored, ignored, 5, 7], [ignored, ignored, ignored, 9]])
+    logprobs, ids = torch.full((2, 4), -1.0), torch.tensor([0, 0])
+    for mask in (labels, labels.float()):
+        with pytest.raises(ValueError, match=r"labels\? Then give labels != -100"):
+            run(name, logprobs, logprobs, torch.ones(2), mask)
+        for function, other in (aggregation_weights, ids), (lambda mask, x: kl_penalty(x, x, mask), logprobs):
+            with pytest.raises(ValueError, match=r"labels\?"):
+                function(mask, other)
+    assert run(name, logprobs, logprobs, torch.ones(2), labels != ignored)[1]["tokens"] == 3
+
+
+@each_loss
+def test_on_policy_the_same_log_probs_twice(name):
+    """rho is 1, and the gradient -A of each token, whatever the loss. One advantage for each row may stand in a column."""
+    leaf = f64([-1, -2], [-3, -4]).requires_grad_()
+    for advantages in f64(2, -0.5), f64([2], [-0.5]):
+        options = {"old_logprobs": leaf} if name == "tis" else {}
+        token_loss, metrics = LOSSES[name](leaf, leaf, advantages, torch.ones(2, 2), **options)
+        close(torch.autograd.grad(token_loss.sum(), leaf)[0], f64([-2, -2], [0.5, 0.5]))
+        assert (metrics["ratio_sum"], metrics["ratio_max"]) == (4, 1)
+
+
+@pytest.mark.parametrize("name", ["cispo", "dapo"])
+def test_packed_rows_as_rows_of_one_token(name):
+    """Rows of 1 and 3 tokens of one prompt and a row of 2 of another, end to end: 1/(4 * 2 prompts) = 1/8 and 1/(2 * 2) = 1/4.
+    rho is .5, 1, 1.2 in turn, so the gradient is -w rho A. In padded rows a row's weight is one number."""
+    rho, advantages, w = f64(0.5, 1, 1.2, 0.5, 1, 1.2), f64(2, -1, -1, -1, 3, 3), f64(1, 1, 1, 1, 2, 2) / 8
+    group_of_token, mask = torch.tensor([7, 7, 7, 7, 3, 3]), torch.ones(1, 6, dtype=torch.long)
+    weights = aggregation_weights(mask[0][:, None], group_of_token)
+    close(weights[:, 0].double(), w)
+    packed = torch.full((1, 6), -2.0, dtype=torch.float64)
+    logprobs = packed + rho.log()
+    _, _, grad = run(name, logprobs[0][:, None], packed[0][:, None], advantages, mask[0][:, None])
+    free = f64(1, 1, 1, 0, 1, 1) if name == "dapo" else 1  # DAPO's clip: rho = .5 and A < 0
+    close(grad[:, 0], -rho * advantages * free)
+    rows = torch.tensor([[1, 0, 0, 0], [0, 1, 1, 1], [0, 1, 1, 0]])
+    padded = aggregation_weights(rows, torch.tensor([7, 7, 3]))
+    close(padded.amax(1).double(), f64(1, 1, 2) / 8)
+    close(padded, padded.amax(1)[:, None] * rows)
+
+
+def test_rewards_of_one_prompt_and_as_lists():
+    """1, 0, 0, 0: centered .75 and -.25, std sqrt(3)/4 = .4330127. With one prompt that is the batch's and the prompt's."""
+    expected = f64(0.75, -0.25, -0.25, -0.25) / 0.4330127
+    for kind in (list, np.array, torch.tensor):
+        for how in ("batch", "prompt"):
+            close(normalize_advantages(kind([1, 0, 0, 0]), kind([5, 5, 5, 5]), how, eps=0.0).double(), expected)
+
+
+@each_loss
 def test_nothing_outside_the_mask_counts(name):
     """A NaN in the padding, in any input, leaves loss, gradient and metrics as they are: 0 * NaN would be NaN."""
     one = f64([-1.0, -2.0], [-0.5, -3.0])
@@ -219,6 +273,22 @@ def test_kl_by_hand():
         close(own, f64([slope, 0.0]))
         assert of_reference is None
     assert torch.equal(kl_penalty(logprobs, reference, mask), penalty)  # k3 is the default
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_kl_with_the_sampling_term_has_the_gradient_of_the_kl(estimator):
+    """Oracle: enumerate all 5 actions y sampled by pi. sum_y pi(y) grad kl(y) must be the gradient of KL(pi || pi_ref) by
+    autograd. Without the term k1's is 0. The value stays, and a token outside the mask has none."""
+    logits, reference = torch.randn(2, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    logits.requires_grad_()
+    logprobs, reference = logits.log_softmax(0), reference.log_softmax(0)
+    (expected,) = torch.autograd.grad((logprobs.exp() * (logprobs - reference)).sum(), logits, retain_graph=True)
+    rows = logprobs[:, None], reference[:, None], torch.ones(5, 1)
+    kl = kl_penalty(*rows, estimator, sampling_term=True)
+    assert torch.equal(kl, kl_penalty(*rows, estimator))
+    (grad,) = torch.autograd.grad((logprobs.exp().detach()[:, None] * kl).sum(), logits, retain_graph=True)
+    torch.testing.assert_close(grad, expected)
+    assert not kl_penalty(*rows[:2], torch.zeros(5, 1), estimator, sampling_term=True).any()
 
 
 @each_loss

@@ -222,8 +222,10 @@ def test_nothing_is_capped_exactly_at_its_bound(advantage):
 
 @each_loss
 def test_losses_and_merge_never_wait_for_the_device(name):
-    """Tensors on the `meta` device have no values: any `.item()`, `float()` or `if tensor` would raise."""
-    metrics = run(name, *(x.to("meta") for x in batch())).metrics
+    """Tensors on the `meta` device have no values: any `.item()`, `float()` or `if tensor` would raise. The mask is bool:
+    others are looked at, whether they are labels."""
+    *inputs, mask = batch()
+    metrics = run(name, *(x.to("meta") for x in (*inputs, mask.bool()))).metrics
     merged = merge_metrics([metrics, metrics])
     assert {value.device.type for value in merged.values()} == {"meta"}
 
@@ -364,7 +366,7 @@ IDS = torch.tensor([0, 1])
 
 
 @each_loss
-@pytest.mark.parametrize(("i", "bad"), [(0, 3), (1, (2, 1)), (3, (2, 1)), (3, (3, 2)), (3, 3), (4, 2)])
+@pytest.mark.parametrize(("i", "bad"), [(0, 3), (1, (2, 1)), (3, (1, 3)), (3, (3, 2)), (3, 3), (4, 2)])
 def test_inputs_of_other_shapes_are_refused(name, i, bad):
     inputs = [MASK, MASK, MASK, IDS, MASK]  # as of `batch`
     inputs[i] = torch.zeros(bad)
