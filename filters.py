@@ -16,8 +16,9 @@ DAPO's dynamic sampling (2503.14476, section 3.2) is the alternative to the firs
 SYMBOLS. N rows (rollouts) · P groups that they are of · r reward · B groups in a step · group_ids (N,): which group of
 this batch a row belongs to · prompt_key: the prompt's name in the data set in every epoch, for `PassRateHistory` only.
 
-SEVERAL RANKS. Every rank must see every group of the step, in the same order, or ranks would retire different prompts:
-gather rewards and group_ids before `has_variance`, keys and correctness before `PassRateHistory.update`.
+SEVERAL RANKS. `has_variance` needs whole groups. Where ranks share prompts, each must also see every group of the step,
+in the same order, or ranks would retire different prompts: gather keys and correctness before `PassRateHistory.update`.
+Ranks that have prompts of their own keep histories of their own.
 
 CHOICES, where the paper is silent. F1: the pass rate counts all epochs; by the last visit alone more retires, and our
 runs ended lower. F2: a prompt is retired for good; a group of it still in flight trains and counts. F3: the rate is
@@ -32,6 +33,8 @@ three runs 2,559 retired prompts were asked again: 95 to 99 % were still right i
 ...     print(key, solved / 16, history.retired(key))
 train-17 0.9375 True
 train-23 0.875 False
+>>> list(unretired(["train-17", "train-23", "train-99"], history))
+['train-23', 'train-99']
 >>> sampler = DynamicSampling(batch_prompts=2)
 >>> [sampler.offer(group, rewards) for group, rewards in [("a", [1, 1]), ("b", [1, 0]), ("c", [0, 1])]]
 [False, True, True]
@@ -41,21 +44,23 @@ train-23 0.875 False
 QUESTION. If prompt 23 comes again and is solved 16 times of 16, does `update` retire it? (lab/experiments.md)
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-PromptKey = str | int
+PromptKey = str | int | tuple  # a tuple of these, such as ("gsm8k", 17)
 
 
 def has_variance(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """(N,) bool: whether the rewards of the row's group differ, so that it can train (arXiv 2510.13786, section 3.2).
 
     Equality is exact: a std that rounding makes 1e-9 instead of 0 would keep a group without a signal. A NaN differs
-    from everything, so its group stays and the error shows. Raises ValueError for other shapes than (N,), (N,).
+    from everything, so its group stays and the error shows. Takes tensors, numpy arrays and lists. Raises ValueError
+    for other shapes than (N,), (N,).
     """
+    rewards, group_ids = torch.as_tensor(rewards), torch.as_tensor(group_ids)
     if rewards.dim() != 1 or rewards.shape != group_ids.shape:
         raise ValueError(f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must be (N,).")
     ids, group = torch.unique(group_ids, return_inverse=True)  # (P,), (N,)
@@ -71,7 +76,7 @@ class PassRateHistory:
 
     Update it when a group is consumed, ask `retired` before a prompt is sampled again, and save `state_dict()` with the
     checkpoint. A threshold above 1 retires nothing. Raises ValueError for a threshold that is not finite and > 0, and
-    TypeError for a key that is neither str nor int: a tensor hashes by identity and would be a new prompt every time.
+    TypeError for a key that is no str, int or tuple of these: a tensor hashes by identity and would be a new prompt.
     """
 
     def __init__(self, threshold: float = 0.9) -> None:
@@ -99,9 +104,10 @@ class PassRateHistory:
             self._retired[prompt_key] = None
 
     def _check(self, prompt_key: object) -> None:
-        if not isinstance(prompt_key, PromptKey):
-            kind = type(prompt_key).__name__
-            raise TypeError(f"PassRateHistory: prompt_key must be str or int, got {kind}; use int(key) or str(key).")
+        for part in prompt_key if isinstance(prompt_key, tuple) else [prompt_key]:
+            if not isinstance(part, str | int):
+                kind = type(part).__name__
+                raise TypeError(f"PassRateHistory: a key must be str or int, got {kind}; use int(key) or str(key).")
 
     def retired(self, prompt_key: PromptKey) -> bool:
         """Whether the prompt must not be sampled again. A prompt never seen is not retired."""
@@ -124,8 +130,30 @@ class PassRateHistory:
         saved = state["threshold"]
         if saved != self.threshold:
             raise ValueError(f"PassRateHistory: the state was kept with threshold {saved}, not with {self.threshold}.")
-        self._counts = {key: (int(solved), int(rollouts)) for key, solved, rollouts in state["counts"]}
-        self._retired = dict.fromkeys(state["retired"])
+
+        def key_of(saved: Any) -> PromptKey:  # JSON has no tuples
+            return tuple(saved) if isinstance(saved, list) else saved
+
+        self._counts = {key_of(key): (int(solved), int(rollouts)) for key, solved, rollouts in state["counts"]}
+        self._retired = dict.fromkeys(map(key_of, state["retired"]))
+
+
+def unretired(
+    prompts: Iterable[Any], history: PassRateHistory, key: Callable[[Any], PromptKey] = lambda prompt: prompt
+) -> Iterator[Any]:
+    """Passes over retired prompts, of any iterable: a list of indices, a DataLoader of single prompts, a `cycle`. Each
+    prompt is looked up when it is drawn. `key` gives a prompt's key; without it the prompt is the key.
+
+    Raises RuntimeError where an endless iterable has nothing else left: 100 times as many in a row as are retired.
+    """
+    passed = 0  # retired prompts in a row
+    for prompt in prompts:
+        passed += 1
+        if not history.retired(key(prompt)):
+            passed = 0
+            yield prompt
+        elif passed > 100 * history.n_retired:
+            raise RuntimeError(f"all prompts are retired, as it seems ({history.n_retired} are): end the run.")
 
 
 class NoVariedGroups(RuntimeError):
@@ -150,8 +178,8 @@ class DynamicSampling:
         return len(self._groups) == self.batch_prompts
 
     def offer(self, group: object, rewards: Sequence[float] | Tensor) -> bool:
-        """Keep the group, or discard it if its (G,) rewards are all equal. Returns whether it was kept; count that. With
-        rewards that a length penalty shapes, give 0 and 1 for wrong and right instead: DAPO counts right answers.
+        """Keep the group, or discard it if its (G,) rewards are all equal. Returns whether it was kept; count that.
+        With rewards that a length penalty shapes, give 0 and 1 for wrong and right instead: DAPO counts right answers.
 
         Raises RuntimeError if the batch is full, ValueError for a group without rewards, and NoVariedGroups after 10·B
         discarded groups in a row (DAPO's own code gives up after 10 batches).

@@ -1,12 +1,16 @@
 """filters.py, worked by hand: which groups train, when a prompt retires, and how dynamic sampling fills a batch."""
 
+import itertools
 import json
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
-from filters import DynamicSampling, NoVariedGroups, PassRateHistory, has_variance
+from filters import DynamicSampling, NoVariedGroups, PassRateHistory, has_variance, unretired
 
 
 def test_groups_with_equal_rewards_are_dropped():
@@ -16,6 +20,8 @@ def test_groups_with_equal_rewards_are_dropped():
     ids = torch.tensor([5, 2, 5, 2, 9, 2, 5])
     assert has_variance(rewards, ids).tolist() == [True, False, True, False, False, False, True]
     assert has_variance(torch.tensor([0.5, 0.5 + 1e-7]), torch.zeros(2)).all()
+    for kind in (list, np.array):  # other trainers' rewards
+        assert has_variance(kind([1.0, 0.0, 1.0, 1.0]), kind([0, 0, 1, 1])).tolist() == [True, True, False, False]
     for other in (1.0, math.nan):
         assert has_variance(torch.tensor([math.nan, other]), torch.zeros(2)).all()
 
@@ -56,19 +62,53 @@ def test_a_shaped_reward_is_no_pass_rate(correct):
 
 
 def test_history_goes_through_a_checkpoint():
-    """As JSON, where 1 and "1" stay two prompts; then it goes on as if it had never stopped. What the other one had
-    counted before is forgotten. A state that was kept with another threshold is refused."""
+    """As JSON, where 1 and "1" stay two prompts, and a tuple is one. Then it goes on as if it had never stopped. What the
+    other one had counted before is forgotten. A state that was kept with another threshold is refused."""
     history, loaded = PassRateHistory(0.6), PassRateHistory(0.6)
     history.update(1, [1, 1])
     history.update("1", [1, 0])
+    history.update(("gsm8k", 3), [1])
     loaded.update("elsewhere", [1])
     loaded.load_state_dict(json.loads(json.dumps(history.state_dict())))
     assert loaded.state_dict() == history.state_dict()
     loaded.update("1", [1, 1])
-    assert [loaded.retired(key) for key in (1, "1", "elsewhere")] == [True, True, False]
+    assert [loaded.retired(key) for key in (1, "1", ("gsm8k", 3), "elsewhere")] == [True, True, True, False]
     assert not history.retired("1")
     with pytest.raises(ValueError, match=r"threshold 0\.6, not with 0\.9"):
         PassRateHistory().load_state_dict(history.state_dict())
+
+
+def retired_of(*keys) -> PassRateHistory:
+    history = PassRateHistory()
+    for key in keys:
+        history.update(key, [1])
+    return history
+
+
+@pytest.mark.parametrize(
+    ("prompts", "key", "retired", "left"),
+    [
+        (range(4), {}, (0, 2), [1, 3]),  # indices: the prompt is its key
+        (DataLoader([{"id": n} for n in range(3)], None), {"key": lambda x: x["id"]}, (0, 1), [{"id": 2}]),
+        ([("gsm8k", 3), ("math", 3)], {}, (("gsm8k", 3),), [("math", 3)]),
+        (itertools.islice(itertools.cycle("abc"), 7), {}, ("a",), ["b", "c", "b", "c"]),
+        (random.Random(0).sample(range(3), 3), {}, (0, 1, 2), []),  # a finite one ends
+    ],
+)  # fmt: skip
+def test_retired_prompts_are_passed_over(prompts, key, retired, left):
+    assert list(unretired(prompts, retired_of(*retired), **key)) == left
+
+
+def test_a_prompt_is_looked_up_when_it_is_drawn():
+    """The prompt "b" retires while "a" is sampled. When all three are retired, a cycle that never ends says so."""
+    history = PassRateHistory()
+    prompts = unretired(itertools.cycle("abc"), history)
+    assert next(prompts) == "a"
+    history.update("b", [1])
+    assert next(prompts) == "c"
+    history.update("a", [1]), history.update("c", [1])
+    with pytest.raises(RuntimeError, match=r"retired \(3 are\)"):
+        next(prompts)
 
 
 def test_dynamic_sampling_by_hand():

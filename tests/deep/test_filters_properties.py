@@ -29,11 +29,12 @@ def test_correct_may_be_a_tensor(kind):
     assert counts(history) == {3: (2, 4)}
 
 
-@pytest.mark.parametrize("key", [torch.tensor(3), np.int64(3), ("a", 1), None])
+@pytest.mark.parametrize("key", [torch.tensor(3), np.int64(3), ("a", np.int64(3)), ("a", (1, 2)), None])
 def test_a_key_may_not_be_a_tensor(key):
-    """To ask is refused, too: the answer would be "not retired"."""
+    """Nor may a part of a tuple. To ask is refused, too: the answer would be "not retired"."""
     history = PassRateHistory()
-    message = rf"str or int, got {type(key).__name__}; use int\(key\) or str\(key\)"
+    kind = type(key[1] if isinstance(key, tuple) else key).__name__
+    message = rf"key must be str or int, got {kind}; use int\(key\) or str\(key\)"
     with pytest.raises(TypeError, match=message):
         history.update(key, [1])
     with pytest.raises(TypeError, match=message):
