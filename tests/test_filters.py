@@ -107,7 +107,7 @@ def test_a_prompt_is_looked_up_when_it_is_drawn():
     history.update("b", [1])
     assert next(prompts) == "c"
     history.update("a", [1]), history.update("c", [1])
-    with pytest.raises(RuntimeError, match=r"retired \(3 are\)"):
+    with pytest.raises(RuntimeError, match=r"all prompts are retired.*\(3 are\)"):
         next(prompts)
 
 
