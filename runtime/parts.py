@@ -108,9 +108,7 @@ def new_accelerator(flags: Flags) -> Any:
 
     for name, neutral in NEUTRAL.items():
         if (value := os.environ.get(f"ACCELERATE_{name}", neutral)).lower() != neutral:
-            raise UsageError(
-                f"ACCELERATE_{name}={value} would change the training; unset it: our flags decide it."
-            )
+            raise UsageError(f"ACCELERATE_{name}={value} would change the training; unset it: our flags decide it.")
     transformers_logging.disable_progress_bar()
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # "removed shared tensor" at every save
     torch.manual_seed(flags.seed)
