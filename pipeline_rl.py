@@ -57,6 +57,37 @@ P1: the paper has a queue between generator and trainer. Here admission is paced
 SIMPLIFIED. Nothing samples here. generator.py drives an engine by these rules, in a thread of its own; who
 copies the concept takes both files.
 
+IN YOUR TRAINER, without generator.py: a thread that samples, and a lock around every call of the pacer. (Without a
+thread training stays on policy: by the second rule no group enters while B are ready.)
+
+    version, changed = 0, threading.Condition()  # a lock, with which one side wakes the other
+
+    def generate():
+        for prompt in prompts:
+            with changed:
+                changed.wait_for(pacer.may_admit)
+                number, began = pacer.admit(), version
+            rollouts = sample(prompt)  # yours; each token with the version that samples it. None if that failed
+            with changed:
+                if rollouts is None:
+                    pacer.cancel(number)  # or the trainer would wait for it without end
+                else:
+                    pacer.finish(Group(number, prompt, began, rollouts))
+                changed.notify_all()
+
+    threading.Thread(target=generate, daemon=True).start()
+    while version < steps:
+        with changed:
+            changed.wait_for(lambda: pacer.may_take(B))
+            groups = pacer.take(B)
+            changed.notify_all()  # others may enter for these
+        train(groups)  # yours: one optimizer step
+        push()  # yours: its weights are live when this returns, also for what is being sampled
+        with changed:
+            version += 1
+            pacer.release(B)
+            changed.notify_all()
+
 `python pipeline_rl.py` simulates the pacing: with k = 0 the trainer waits 77 % of the time, with k = 2 34 %, and with
 k = 8 2 %, at a mean lag of 5.3. There 27 % of the engine stays empty, since the trainer cannot use more.
 
@@ -124,14 +155,17 @@ def joined(first: Rollout, forced: list[int], second: Rollout, mask: Callable[[i
     )
 
 
-def lags(rollout: Rollout, version: int) -> list[int]:
-    """Lag of each sampled token of `rollout` at the step that makes `version` + 1; forced tokens have none."""
-    return [version - v for v, m in zip(rollout.versions, rollout.mask, strict=True) if m]
+def lags(rollout: Rollout | list[int], version: int) -> list[int]:
+    """Lag of each sampled token of `rollout` at the step that makes `version` + 1; forced tokens have none. Also of a
+    list of versions, one for each token, FORCED where nobody sampled."""
+    versions = getattr(rollout, "versions", rollout)
+    mask = getattr(rollout, "mask", [v != FORCED for v in versions])
+    return [version - v for v, m in zip(versions, mask, strict=True) if m]
 
 
 class Pacer:
     """Who may start, and who must wait: the rules of the module docstring, counted. `simulate` shows one in use. Not
-    safe to call from several threads: call it from one event loop. Of a group it reads `.number` only.
+    safe to call from several threads: call it from one event loop, or hold a lock. Of a group it reads `.number` only.
 
     Args:
         batch_prompts: B.
@@ -188,9 +222,18 @@ class Pacer:
 
     def finish(self, group: Group) -> None:
         """Every rollout of `group` is complete and scored. Raises KeyError if it was not running."""
-        if group.number not in self._groups or self._groups[group.number] is not None:
-            raise KeyError(f"group {group.number} is not running")
+        self._check_running(group.number)
         self._groups[group.number] = group
+
+    def cancel(self, number: int) -> None:
+        """Group `number` will never finish: its request failed. It stops being outstanding, and those behind it move
+        up. Raises KeyError if it was not running."""
+        self._check_running(number)
+        del self._groups[number]
+
+    def _check_running(self, number: int) -> None:
+        if self._groups.get(number, number) is not None:
+            raise KeyError(f"group {number} is not running")
 
     def may_take(self, count: int) -> bool:
         """Whether `count` groups are ready and `min_ready` more."""

@@ -3,10 +3,14 @@
 Any order of events: deep/test_bound_properties.py. The driver: test_generator.py.
 """
 
+import textwrap
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
+import pipeline_rl
 from pipeline_rl import FORCED, Group, Pacer, Rollout, joined, lags, rollout_of, simulate
 
 
@@ -33,6 +37,7 @@ def test_lags():
     have no lag: their "version" -1 would be one of 7."""
     rollout = Rollout([9] * 6, [-1.0] * 6, [3, 3, FORCED, FORCED, 4, 5], [1, 1, 0, 0, 1, 1], "stop")
     assert lags(rollout, 6) == [3, 3, 2, 1]
+    assert lags([3, 3, FORCED, FORCED, 4, 5], 6) == [3, 3, 2, 1]  # of a trainer without rollouts
     assert lags(Rollout([9], [-1.0], [6], [1], "stop"), 6) == [0]  # on-policy
     with pytest.raises(ValueError):
         lags(Rollout([9, 9], [-1.0] * 2, [3], [1, 1], "stop"), 6)  # a token without a version
@@ -95,6 +100,58 @@ def test_the_trainer_waits_for_the_oldest():
     assert pacer.ready == 6 and take(pacer, 4) == [0, 1, 2, 3]
     assert take(pacer, 3) is None  # only two are left, and they stay
     assert take(pacer, 2) == [4, 5] and pacer.training == 6
+
+
+def test_a_group_that_never_finishes_is_cancelled():
+    """B = 2, k = 1. Group 0 is lost, 1, 2, 3 are finished: nothing could be taken, nothing enter. Without it 1 and 2 are
+    taken, and another enters for it. What is finished, taken or cancelled cannot be cancelled, and what is cancelled
+    cannot finish."""
+    pacer = Pacer(2, 1)
+    enter(pacer)
+    finish(pacer, 1, 2, 3)
+    assert take(pacer, 2) is None and enter(pacer) == []
+    pacer.cancel(0)
+    assert (pacer.outstanding, pacer.ready) == (3, 3)
+    assert take(pacer, 2) == [1, 2] and enter(pacer) == [4]
+    for lost in (0, 1, 3, 9):
+        with pytest.raises(KeyError, match=f"group {lost} is not running"):
+            pacer.cancel(lost)
+    with pytest.raises(KeyError, match="group 0 is not running"):
+        finish(pacer, 0)
+
+
+def test_the_example_with_a_thread_and_a_lock():
+    """As the docstring has it, B = 2, k = 2: each step waits until the other thread has two more groups ready, which
+    therefore train at lag 1, all in order of admission. Prompt 3 fails; the trainer does not wait for it."""
+    lines = pipeline_rl.__doc__.split("by the second rule no group enters while B are ready.)\n")[1]
+    example = textwrap.dedent(lines.split("P1:")[0].split("`python")[0])
+    trained, found = [], []
+
+    def sample(prompt):
+        return None if prompt == 3 else [names["version"]] * 2
+
+    def train(groups):
+        trained.extend(group.problem for group in groups)
+        found.extend(lag for group in groups for lag in lags(group.rollouts, names["version"]))
+        while names["version"] < 4 and pacer.ready < 2:
+            time.sleep(0.001)
+
+    pacer = Pacer(2, 2)
+    names = {"pacer": pacer, "B": 2, "steps": 5, "prompts": range(11), "sample": sample, "train": train}
+    names |= {"push": list, "threading": threading, "Group": Group}
+    exec(example, names)
+    assert trained == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10]
+    assert found == [0] * 4 + [1] * 16
+
+
+def test_without_a_thread_it_stays_on_policy():
+    """A loop that samples while it may, and then trains, k = 8: two of the eighteen that the bound allows."""
+    pacer = Pacer(2, 8)
+    for step in range(3):
+        while pacer.may_admit():
+            finish(pacer, pacer.admit())
+        assert (pacer.outstanding, take(pacer, 2)) == (2, [2 * step, 2 * step + 1])
+        pacer.release(2)
 
 
 def test_what_the_trainer_took_is_replaced():

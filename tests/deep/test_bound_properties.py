@@ -34,7 +34,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.under_way: dict[int, list[int]] = {}  # not yet taken: number -> versions of its tokens so far
         self.complete: set[int] = set()
         self.phase: list[list[int]] = []  # what the trainer has taken
-        self.entered = self.consumed = self.outstanding = self.needed = 0
+        self.entered = self.outstanding = self.needed = 0
         self.version = self.live = 0  # the trainer's, the engine's
         self.waits_for_weights = False
 
@@ -77,12 +77,19 @@ class AnyOrder(RuleBasedStateMachine):
             self.complete.add(number)
             self.pacer.finish(finished(number))
 
+    @precondition(running)
+    @rule(data=st.data())
+    def fail(self, data):
+        number = data.draw(st.sampled_from(self.running()))
+        self.pacer.cancel(number)
+        del self.under_way[number]
+        self.outstanding -= 1
+
     @precondition(lambda self: len(self.phase) < self.size and not self.waits_for_weights and self.enough())
     @rule(discard=st.booleans())
     def take(self, discard):
         taken = [group.number for group in self.pacer.take(self.count)]
-        assert taken == list(range(self.consumed, self.consumed + self.count)) and self.complete.issuperset(taken)
-        self.consumed += self.count
+        assert taken == list(self.under_way)[: self.count] and self.complete.issuperset(taken)  # the oldest
         self.phase += [self.under_way.pop(number) for number in taken]
         if discard and self.count == 1 < self.size:
             self.pacer.release(1)
