@@ -35,10 +35,10 @@ def cut(ids: list[int]) -> list[int]:
     return ids[: ids.index(stop) + 1] if stop in ids else ids
 
 
-@pytest.mark.parametrize("name", DEMONSTRATIONS)
+@pytest.mark.parametrize("name", ["graded", pytest.param("discover", marks=pytest.mark.slow)])
 def test_first_models_can_be_made_again(name):
     """On the processor that made them, bit for bit; on another the pass rate is the same to .01. 8,192 completions have
-    a standard error of at most .002."""
+    a standard error of at most .002. The second model is made by the same code, in another 43 s."""
     task = arithmetic.TASKS[name](0, 256)
     shipped = AutoModelForCausalLM.from_pretrained(FIRST_MODELS / name)
     assert pass_rate(made(name), task) == pytest.approx(pass_rate(shipped, task), abs=0.01)

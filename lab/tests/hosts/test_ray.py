@@ -1,6 +1,5 @@
 """A run on two hosts: Ray's head and train.py on the one, the engine's worker on the other."""
 
-import os
 import subprocess
 import sys
 import time
@@ -25,30 +24,26 @@ def steps(folder: Path) -> list[dict[str, Any]]:
     return [record for record in Folder(folder).read("metrics.jsonl") if "step" in record]
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize("dies", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_run_on_two_hosts(tmp_path: Path, dies: bool) -> None:
+@pytest.mark.slow  # two minutes of both processors; test_hosts.py has what Ray is asked, and how weights travel
+def test_a_run_on_two_hosts(tmp_path: Path) -> None:
     """The command of lab/hosts/README.md. A dead worker ends it with a checkpoint and exit code 75, and a new process
     goes on: no step is lost or made twice, and the log-probs of both sides agree whenever they were compared. Where hosts
-    cannot be made, CI fails, and elsewhere this test is left out."""
-    if LACKS and "CI" not in os.environ:
+    cannot be made, this test is left out."""
+    if LACKS:
         pytest.skip(f"tests of several hosts need {LACKS}")
-    assert not LACKS, f"tests of several hosts need {LACKS}"
-    folder, count = tmp_path / "run", 40 if dies else 12
+    folder, count = tmp_path / "run", 40
     output = folder.with_suffix(".log")
     with two_hosts() as (here, there):
         here.ray("--head", "--num-gpus=0", "--include-dashboard=false")
         there.ray(f"--address={here.address}:6379", "--num-gpus=1")
         run = launched(here, folder, "--output_dir", folder, "--max_steps", count)
-        if dies:
-            end = time.monotonic() + 300
-            while run.poll() is None and len(steps(folder)) < 5 and time.monotonic() < end:
-                time.sleep(0.1)
-            there.run("pkill", "-KILL", "-f", "^ray::RayWorker")  # it sees the processes of that host only
-            assert run.wait(100) == 75 and "EngineDied" in output.read_text(), output.read_text()[-3000:]
-            assert 5 <= len(steps(folder)) < count
-            run = launched(here, folder, "--resume", folder)
-        assert run.wait(300) == 0, output.read_text()[-3000:]
+        end = time.monotonic() + 300
+        while run.poll() is None and len(steps(folder)) < 5 and time.monotonic() < end:
+            time.sleep(0.1)
+        there.run("pkill", "-KILL", "-f", "^ray::RayWorker")  # it sees the processes of that host only
+        assert run.wait(100) == 75 and "EngineDied" in output.read_text(), output.read_text()[-3000:]
+        assert 5 <= len(steps(folder)) < count
+        assert launched(here, folder, "--resume", folder).wait(300) == 0, output.read_text()[-3000:]
     assert [record["step"] for record in steps(folder)] == list(range(1, count + 1))
     gaps = [record["logprob_gap"] for record in steps(folder) if "logprob_gap" in record]
     assert len(gaps) >= 2 and max(gaps) < 1e-6

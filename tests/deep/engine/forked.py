@@ -1,6 +1,6 @@
 """Engines, and programs, whose processes are forked from one that has imported vLLM: a start takes 3 s of a processor, in
-place of 16. Only the import is shared. tests/test_vllm_engine.py, test_alone.py and test_models.py have engines that
-start as a user's do."""
+place of 16. Only the import is shared. tests/test_vllm_engine.py and test_alone.py have engines that start as a user's
+do."""
 
 import multiprocessing
 import os
@@ -12,13 +12,7 @@ from unittest import mock
 
 from vllm_engine import vllm_environment
 
-IMPORTED = [
-    "vllm.v1.engine.core",
-    "vllm.v1.engine.async_llm",
-    "vllm.v1.worker.cpu_worker",
-    "tiny_model",
-    "runtime.engine",
-]
+IMPORTED = ["vllm.v1.engine.core", "vllm.v1.engine.async_llm", "vllm.v1.worker.cpu_worker", "tiny_model", "train"]
 
 
 class Forked(ForkServerProcess):

@@ -4,18 +4,17 @@ of train.py on a CPU with real vLLM."""
 import json
 import os
 import random
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from bpe import train_tokenizer
+from forked import Context, fork_engines, run_program
 
+import train
 from runtime import model as policy
 from runtime.weights import CheckpointTensors
 
-ROOT = Path(__file__).resolve().parents[3]
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|><think>{% endif %}"
@@ -106,60 +105,49 @@ def save(kind, folder):
     return model
 
 
-def train(folder, out, *more):
-    command = [
-        sys.executable, str(ROOT / "train.py"), "--dataset", "words.jsonl", "--reward", "own:even", "--max_steps", "3",
+def program(folder, argv):
+    """train.py with these arguments, in a process of its own."""
+    os.chdir(folder)
+    sys.exit(train.main(argv))
+
+
+def trained(folder, out, *more):
+    """The steps of a run in a process that is forked, as its engine is, from one that has imported vLLM."""
+    argv = [
+        "--engine", "vllm", "--dataset", "words.jsonl", "--reward", "own:even", "--max_steps", "3",
         "--batch_prompts", "4", "--rollouts", "4", "--k", "2", "--lr", "0.01", "--warmup_steps", "1", "--held_out",
         "16", "--eval_every", "1", "--eval_samples", "1", "--dtype", "float32",
         "--min_budget", "8", "--max_budget", "12", "--answer_budget", "6", "--max_num_seqs", "32",
         "--interruption_phrase", " stop </think>", "--pass_rate_threshold", "2", "--output_dir", out, *more,
     ]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, env=environment)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    fork_engines()
+    printed, errors = (folder / f"{out}.{name}" for name in ("out", "err"))
+    process = Context().Process(target=run_program, args=(program, str(printed), str(errors), str(folder), argv))
+    process.start()
+    process.join(280)
+    assert process.exitcode == 0, printed.read_text()[-2000:] + errors.read_text()[-3000:]
     return [json.loads(line) for line in (folder / out / "metrics.jsonl").read_text().splitlines()][1:]
 
 
-def trained_from_start(kind, folder, *more):
-    """The model before and after three steps from a JSONL of word problems: trainer and generator agree at every version
-    after weights moved, and the saved model loads in transformers."""
-    from transformers import AutoModelForCausalLM
+@pytest.mark.medium
+@pytest.mark.parametrize("kind", [k if k == "Qwen3Moe" else pytest.param(k, marks=pytest.mark.slow) for k in FAMILIES])
+def test_a_family_trains(kind, tmp_path):
+    """docs/operations.md lists them. Three steps from a JSONL of word problems: trainer and generator agree at every
+    version after weights moved, every tensor of the body is trained, and the saved model loads in transformers."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    start = save(kind, folder)
-    steps = train(folder, "run", "--model", "start", *more)
+    start = save(kind, tmp_path)
+    steps = trained(tmp_path, "run", "--model", "start")
     assert [step["step"] for step in steps] == [1, 2, 3]
     assert sum(step.get("updated", 0) for step in steps) >= 2
     gaps = [step["logprob_gap"] for step in steps if "logprob_gap" in step]
-    print(f"{kind}: largest log-prob gap {max(gaps):.1e}")
     assert len(gaps) >= 2 and max(gaps) < 1e-4
-    return start, AutoModelForCausalLM.from_pretrained(folder / "run" / "model", dtype=torch.float32)
-
-
-def check_a_run(kind, folder, load_again=True):
-    """And with `load_again` it loads in vLLM."""
-    from transformers import AutoTokenizer
-
-    start, trained = trained_from_start(kind, folder)
-    assert type(trained) is type(start) and len(AutoTokenizer.from_pretrained(folder / "run" / "model")) == 400
-    before, after = dict(start.named_parameters()), dict(trained.named_parameters())
-    assert before.keys() == after.keys()
+    after = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model", dtype=torch.float32)
+    assert type(after) is type(start) and len(AutoTokenizer.from_pretrained(tmp_path / "run" / "model")) == 400
     # Adam's first steps move every coordinate with a gradient by about lr; every tensor of the body has some.
-    assert all((before[name] - after[name]).abs().max() > 1e-3 for name in before if "q_norm" not in name)
-    if load_again:
-        [step] = train(folder, "again", "--model", "run/model", "--max_steps", "1", "--eval_every", "9")
-        assert step["logprob_gap"] < 1e-4  # vLLM loaded it by itself; the trainer's weights came after
-
-
-@pytest.mark.medium
-def test_mixture_of_experts(tmp_path):
-    check_a_run("Qwen3Moe", tmp_path, load_again=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_a_family_trains(kind, tmp_path):
-    """docs/operations.md lists them."""
-    trained_from_start(kind, tmp_path)
+    if kind == "Qwen3Moe":
+        pairs = zip(start.named_parameters(), after.parameters(), strict=True)
+        assert all((p - q).abs().max() > 1e-3 for (name, p), q in pairs if "q_norm" not in name)
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Qwen3Moe", "Mixtral"])
