@@ -1,7 +1,7 @@
 """Makes the table and the pictures of README.md from curves.csv.
 
 python lab/ladder/publish.py             # from the curves as they are
-python lab/ladder/publish.py FOLDER      # all runs that rungs.py left in FOLDER go to curves.csv first
+python lab/ladder/publish.py FOLDER      # all runs that evidence.py left in FOLDER go to curves.csv first
 """
 
 import sys

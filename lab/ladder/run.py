@@ -14,8 +14,8 @@ from pathlib import Path
 from rungs import OUT, PAGE, RUNGS, Row, climb, section, source
 
 NAMES = [section(rung).partition("\n")[0] for rung in range(len(RUNGS))]
-AXES = {"tokens": "sampled tokens", "work": "tokens through the model, ×3 where they train"}
-MEASURES = {2: ("tokens", 0.25), 3: ("tokens", None), 4: ("work", 0.5), 5: ("tokens", 0.9)}
+AXES = {"tokens": "sampled tokens", "passes": "tokens through the model, ×3 where they train"}
+MEASURES = {2: ("tokens", 0.25), 3: ("tokens", None), 4: ("passes", 0.5), 5: ("tokens", 0.9)}
 
 
 def measure_of(rung: int) -> tuple[str, float | None]:
@@ -27,14 +27,17 @@ def published() -> list[Row]:
     """The evaluations of curves.csv."""
     with PAGE.with_name("curves.csv").open() as file:
         rows = list(csv.DictReader(file))
-    return [{key: value if key == "setting" else float(value) for key, value in row.items()} for row in rows]
+    return [
+        {key: value if key in ("setting", "side") else float(value or "nan") for key, value in row.items()}
+        for row in rows
+    ]
 
 
-def curves_of(rows: Iterable[Row], rung: int, setting: str) -> dict[int, list[Row]]:
+def curves_of(rows: Iterable[Row], side: object, setting: str, rate: float = 1.0) -> dict[int, list[Row]]:
     """By seed."""
     curves: dict[int, list[Row]] = {}
     for row in rows:
-        if (row["rung"], row["setting"]) == (rung, setting):
+        if (row["side"], row["setting"], row["rate"]) == (str(side), setting, rate):
             curves.setdefault(int(row["seed"]), []).append(row)
     return curves
 
@@ -81,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{rung}. {before}")
     if sys.stdin.isatty() and answer:
         input("Your answer? Enter runs it. ")
-    own = climb(rung, RUNGS[rung], args.seed, args.steps)
+    own = climb(args.rung, RUNGS[rung], args.seed, steps=args.steps)
     path = OUT / f"rung_{rung}.png"
     draw(rung, published(), path, own)
     print(answer.replace("</details>", "").strip())

@@ -1,16 +1,14 @@
 """The rungs from GRPO to ScaleRL: their files, made from recipe.py, and the settings in which they run.
 
-README.md beside this file is the one place of the diffs. A rung's file is recipe.py with the diffs above it undone.
-
-    python lab/ladder/rungs.py 3 ramble 0 FOLDER     # a run for publish.py: rung, setting, seed
+README.md beside this file is the one place of the diffs. A rung's file is recipe.py with the diffs above it undone. A
+*side* is a rung's number, or `-NAME`: ScaleRL without one of its changes (WITHOUT).
 """
 
-import csv
 import importlib.util
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,14 +18,20 @@ sys.path.insert(0, str(ROOT))
 
 import torch
 
+import losses
+from filters import PassRateHistory
+from generator import Generator
 from lab.tasks import ramble, rare
-from pipeline_rl import Pacer
-from tasks.arithmetic import discover
+from length_control import Interruption
+from pipeline_rl import Group, Pacer
+from tasks.arithmetic import ChainTask, discover, graded_task
 
 PAGE = Path(__file__).with_name("README.md")
 OUT = ROOT / "runs" / "ladder"
-# An evaluation. `work`: tokens through the model, three times where they train; `seconds` leave out evaluations.
-COLUMNS = ("setting", "rung", "seed", "step", "tokens", "work", "seconds", "pass_rate")
+# An evaluation. `passes`: tokens through the model, a prompt once for its group, three times where they train;
+# `seconds` leave out evaluations; `lag`: mean of all tokens so far; `other`: at the end of `ramble`, the pass rate
+# evaluated with the phrase where the side trains without it, and the other way round.
+COLUMNS = ("setting", "side", "rate", "seed", "step", "tokens", "passes", "seconds", "lag", "pass_rate", "other")
 Row = dict[str, Any]
 
 
@@ -45,9 +49,51 @@ SETTINGS = {
     "stale": Setting(72, STALE),
     "ramble": Setting(24, {}, ramble),
     "mostly-solved": Setting(96, {"B": 16, "G": 8, "LR": 1.75e-4}, lambda seed, _: rare(seed, 1024)),  # small effects
+    "graded": Setting(96, {"B": 16, "LR": 7e-4}, lambda seed, _: graded_task(seed)),
 }
 # Where each rung's change should show.
 RUNGS = (*["discover"] * 2, "stale", "ramble", "discover", "mostly-solved", *["discover"] * 3)
+
+
+class InTurns(Generator):
+    """Samples K batches with frozen weights, which then train, and takes new weights after the last one."""
+
+    turn: tuple[list[Group], ...] = ()
+    newest: tuple[Any, int] | None = None  # weights and their version
+
+    def take(self, count: int) -> list[Group]:
+        """The next of the turn's batches."""
+        if not self.turn:
+            groups = super().take(self.pacer.take_size)
+            updates = len(groups) // count
+            self.turn, self.newest = tuple(groups[i::updates] for i in range(updates)), None
+        batch, *rest = self.turn
+        self.turn = tuple(rest)
+        return batch
+
+    def push(self, weights: Any, version: int, release: int) -> None:
+        """Keeps them until the turn ends."""
+        self.newest = weights, version
+        self.release(release)
+
+    def release(self, count: int) -> None:
+        """At the end of the turn all of it is released."""
+        if not self.turn and self.newest:
+            super().push(*self.newest, release=self.pacer.take_size)
+        elif not self.turn:
+            super().release(self.pacer.take_size)
+
+
+# ScaleRL without one of its changes: names of recipe.py, and what takes their place.
+WITHOUT: dict[str, dict[str, Any]] = {
+    "PipelineRL": {"Pacer": partial(Pacer, schedule="ppo_off_policy"), "Generator": InTurns},
+    "CISPO": {"cispo": losses.grpo},
+    "interruption": {"Interruption": lambda **_: None, "Generator": partial(Generator, max_completion=22)},
+    "filter": {"has_variance": lambda rewards, group_ids: torch.ones_like(rewards, dtype=torch.bool)},
+    "resampling": {"PassRateHistory": lambda threshold: PassRateHistory(2.0)},
+    "average": {"aggregation_weights": partial(losses.aggregation_weights, how="sample")},
+    "normalization": {"normalize_advantages": partial(losses.normalize_advantages, how="prompt")},
+}
 
 
 def section(rung: int) -> str:
@@ -81,63 +127,62 @@ def source(rung: int) -> str:
     return text
 
 
-def climb(rung: int, name: str, seed: int = 0, steps: int | None = None) -> list[Row]:
-    """Runs the rung's file in a setting, and returns its evaluations."""
-    setting = SETTINGS[name]
+def climb(side: str, name: str, seed: int = 0, rate: float = 1.0, steps: int | None = None) -> list[Row]:
+    """Trains a side in a setting at `rate` times its learning rate, and returns its evaluations."""
+    setting, without = SETTINGS[name], WITHOUT.get(side.removeprefix("-"), {})
     OUT.mkdir(parents=True, exist_ok=True)
-    path = OUT / f"rung_{rung}.py"
-    path.write_text(source(rung))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    path = OUT / f"rung_{side}.py"
+    path.write_text(source(len(RUNGS) - 1 if without else int(side)))
+    spec = importlib.util.spec_from_file_location("rung", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    vars(module).update(setting.names)
+    vars(module).update(setting.names | without)
+    module.LR *= rate
+    steps = steps or setting.steps
     task = setting.task(seed, 256)
-    scorer, evaluate = module.Scorer, module.evaluate
+    tensors, lags, evaluate = module.tensors, module.lags, module.evaluate
     rows: list[Row] = []
+    ages: list[int] = []
     trained, evaluating, started = 0, 0.0, None
 
-    def counted_scorer(model: torch.nn.Module, **options: Any) -> Callable:
-        score = scorer(model, **options)
+    def counted_tensors(batch: list) -> tuple[torch.Tensor, ...]:
+        nonlocal trained
+        trained += sum(map(len, {tuple(prompt) for prompt, _ in batch}))
+        trained += sum(len(rollout.completion_ids) for _, rollout in batch)
+        return tensors(batch)
 
-        def counted(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            nonlocal trained
-            trained += ids.numel()
-            return score(ids)
+    def counted_lags(*args: Any) -> Iterator[int]:
+        for lag in lags(*args):
+            ages.append(lag)
+            yield lag
 
-        return counted
-
-    def noted(generator: Any, task: Any, step: int) -> tuple[int, float]:
+    def noted(generator: Generator, task: ChainTask, step: int) -> tuple[int, float]:
         nonlocal evaluating, started
         now = time.monotonic()
         started = started or now
         seconds = round(now - started - evaluating, 2)
         tokens, pass_rate = evaluate(generator, task, step)
+        other = evaluated_the_other_way(generator, task) if name == "ramble" and step == steps else None
         evaluating += time.monotonic() - now
-        work = generator.counters.prefilled + tokens + 3 * trained
-        values = name, rung, seed, step, tokens, work, seconds, pass_rate
+        passes = generator.counters.prefilled + tokens + 3 * trained
+        lag = round(sum(ages) / max(1, len(ages)), 3)
+        values = name, side, rate, seed, step, tokens, passes, seconds, lag, pass_rate, other
         rows.append(dict(zip(COLUMNS, values, strict=True)))
         return tokens, pass_rate
 
     module.ChainTask = lambda seed, pool: task
     module.MODEL = task.first_model(ROOT / "runs" / "cache", print)
-    module.Scorer, module.evaluate = counted_scorer, noted
+    module.tensors, module.lags, module.evaluate = counted_tensors, counted_lags, noted
     module.fit, module.report = lambda *curve, **options: None, lambda *fit: ""  # so short a curve has no fit
-    module.train(steps or setting.steps, seed)
+    module.train(steps, seed)
     return rows
 
 
-def publish(rung: int, name: str, seed: int, folder: Path) -> None:
-    """A run whose evaluations go to a file of their own, unless it is there."""
-    path = folder / f"{name}-{rung}-{seed}.csv"
-    if path.exists():
-        return
-    rows = climb(rung, name, seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-if __name__ == "__main__":
-    publish(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
+def evaluated_the_other_way(generator: Generator, task: ChainTask) -> float:
+    """The pass rate with the phrase if the generator samples without it, and without it if it samples with it."""
+    phrase = Interruption(14, 18, 4, task.phrase_ids, task.end_of_thinking_ids)
+    generator.length_control, own = None if generator.length_control else phrase, generator.length_control
+    generator.max_completion = 22
+    answers = generator.result_of(generator.evaluate(task.held_out, 1))
+    generator.length_control = own
+    return sum(rollout.correct for [rollout] in answers) / len(answers)

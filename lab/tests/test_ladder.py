@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "lab" / "ladder"))
 
+import evidence
 import publish
 import run
 import rungs
@@ -63,9 +64,74 @@ def small(monkeypatch, tmp_path, model):
 @pytest.mark.parametrize("rung", range(9))
 def test_each_rung_runs(rung, small):
     """Ten steps in its setting; the generator samples, and the trainer's tokens count three times."""
-    rows = rungs.climb(rung, rungs.RUNGS[rung], steps=10)
-    assert [row["step"] for row in rows] == [0, 8, 10] and rows[2]["work"] > 3 * rows[2]["tokens"] > 0
+    rows = rungs.climb(str(rung), rungs.RUNGS[rung], steps=10)
+    assert [row["step"] for row in rows] == [0, 8, 10] and rows[2]["passes"] > rows[2]["tokens"] > 0
     assert all(0 <= row["pass_rate"] <= 1 for row in rows)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", rungs.WITHOUT)
+def test_scalerl_without_one_of_its_changes_runs(name, small):
+    """In turns no token is older than the eight updates of its turn; without the phrase the other evaluation has it."""
+    rows = rungs.climb(f"-{name}", "ramble", rate=0.5, steps=16)
+    assert [row["step"] for row in rows] == [0, 8, 16] and all(row["rate"] == 0.5 for row in rows)
+    assert rows[1]["other"] is None and 0 <= rows[2]["other"] <= 1
+    if name == "PipelineRL":
+        assert rows[1]["lag"] == pytest.approx(3.5, abs=0.2)  # the mean of 0 to 7
+
+
+def curve(setting, side, rate, seed, tokens_to_level, end=0.9):
+    """From 0 straight to twice the level at twice the tokens; or, if it takes no number, to a tenth of it."""
+    level = evidence.LEVELS.get(setting, 0.4)
+    top = 2 * level if tokens_to_level else level / 10
+    base = {"setting": setting, "side": side, "rate": rate, "seed": seed, "other": 0.1}
+    points = [(0, 0.0), (2 * (tokens_to_level or 1), top), (9e9, end), (9e9, end)]
+    return [base | {"tokens": t, "passes": 3 * t, "pass_rate": p} for t, p in points]
+
+
+def test_a_side_is_judged_at_its_best_rate():
+    """The median of three pilots; a best rate at the edge brings the next one; a level that is not reached is last."""
+    rows = []
+
+    def best(**tokens):
+        rows.extend(
+            row
+            for seed, t in zip(evidence.PILOTS, tokens["of"], strict=True)
+            for row in curve("stale", "1", tokens["rate"], seed, t, 0.0 if None in tokens["of"] else 0.9)
+        )
+        return evidence.best_rate(rows, "stale", "1")
+
+    assert best(rate=0.5, of=(300, 100, 200)) == (1.0, 101)
+    assert best(rate=1.0, of=(190, 190, 900)) == (2.0, 101)
+    assert best(rate=2.0, of=(180, 180, 999)) == (4.0, 101)
+    assert best(rate=4.0, of=(100, None, None)) == 2.0
+
+
+def test_measures_by_hand():
+    half = curve("discover", "8", 1.0, 1, 100)
+    assert evidence.value(half, "tokens") == 100 and evidence.value(half, "passes") == 300
+    assert evidence.value(half, "end") == 0.9
+    for side, measure, expected in (
+        ("2", "with the phrase", 0.1),
+        ("2", "without the phrase", 0.9),
+        ("3", "with the phrase", 0.9),
+    ):
+        assert evidence.value(curve("ramble", side, 1.0, 1, 100), measure) == expected
+
+
+def test_runs_come_in_pairs_once_the_rates_are_chosen():
+    """All pilots agree on the setting's rate: then ten seeds of each side, once, and of ScaleRL without each change."""
+    sides = {(test.setting, side) for test in evidence.CHANGES + evidence.WHOLE for side in (test.before, test.after)}
+    rows = [
+        row
+        for setting, side in sides
+        for rate in evidence.RATES
+        for seed in evidence.PILOTS
+        for row in curve(setting, side, rate, seed, 100 if rate == 1 else 200, 0.9 if rate == 1 else 0.5)
+    ]
+    runs = list(evidence.missing(rows))
+    assert len(runs) == len(set(runs)) == 10 * (len(sides) + 7) and {run[2] for run in runs} == {1.0}
+    assert next(iter(evidence.missing(rows[4:])))[2:] == (rows[0]["rate"], rows[0]["seed"])
 
 
 @pytest.mark.parametrize("rung", ["9", "-1", "CISPO"])
@@ -92,7 +158,7 @@ def test_the_command(monkeypatch, tmp_path, capsys, small):
 def test_a_row_of_the_table_by_hand():
     """Rung 8 reaches .5 half way from .4 to .6: at 150 tokens, rung 7 at 300; with equal seeds the interval is a point."""
     rows = [
-        {"setting": "discover", "rung": rung, "seed": seed, "tokens": tokens * scale, "pass_rate": rate}
+        {"setting": "discover", "side": str(rung), "rate": 1, "seed": seed, "tokens": tokens * scale, "pass_rate": rate}
         for rung, scale in ((7, 2), (8, 1))
         for seed in (0, 1)
         for tokens, rate in ((0, 0.0), (100, 0.4), (200, 0.6), (300, 0.8))

@@ -1,0 +1,152 @@
+"""What each change of the ladder brings, at each side's own best rate: the tests, chosen before their runs; the runs.
+
+    python lab/ladder/evidence.py FOLDER     # makes what is missing of them; it may be stopped, and goes on
+
+A test compares two sides in a setting, by a measure: compute to a pass rate, or the pass rate at the end. RATES are
+tried on seeds that count for nothing. A side's best rate is the one with the least median of sampled tokens to the
+setting's level; where no median reaches it, the one with the highest median end. A best rate at an edge brings the next
+rate, a quarter or four times. Then both sides run SEEDS, paired: each at its best rate, and both at the setting's own.
+"""
+
+import csv
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from run import curves_of
+from rungs import COLUMNS, ROOT, SETTINGS, WITHOUT, Row, climb
+
+sys.path.insert(0, str(ROOT / "lab" / "evidence"))
+from runs import compute_to
+
+RATES, EDGES = (0.5, 1.0, 2.0), {0.5: 0.25, 2.0: 4.0}
+PILOTS = (101, 102, 103)
+SEEDS = range(1001, 1011)
+LEVELS = {"discover": 0.5, "stale": 0.25, "mostly-solved": 0.9, "graded": 0.5}  # `ramble` is judged by its end
+
+
+class Test(NamedTuple):
+    """One comparison: `measure` is tokens or passes to the setting's level, or a pass rate at the end."""
+
+    change: str
+    setting: str
+    measure: str
+    before: str
+    after: str
+
+
+CHANGES = [
+    Test("PipelineRL", "discover", "tokens", "0", "1"),
+    Test("CISPO", "stale", "tokens", "1", "2"),
+    Test("forced interruption, evaluated with the phrase", "ramble", "with the phrase", "2", "3"),
+    Test("forced interruption, evaluated without it", "ramble", "without the phrase", "2", "3"),
+    Test("zero-variance filter", "discover", "passes", "3", "4"),
+    Test("no positive resampling", "mostly-solved", "tokens", "4", "5"),
+    Test("prompt average", "discover", "tokens", "6", "7"),
+    Test("batch normalization", "discover", "tokens", "7", "8"),
+]
+WHOLE = [
+    Test("ScaleRL", setting, measure, "0", "8")
+    for setting in ("discover", "mostly-solved", "graded")
+    for measure in ("tokens", "passes", "end")
+]
+# Which change costs the tokens of `discover`: each left out of the whole, at the whole's best rate.
+LEFT_OUT = [Test(name, "discover", "tokens", f"-{name}", "8") for name in WITHOUT]
+TESTS = CHANGES + WHOLE + LEFT_OUT
+
+
+def value(curve: Sequence[Row], measure: str) -> float:
+    """The measure of one run; NaN for a level that it never reaches."""
+    rates = np.array([row["pass_rate"] for row in curve])
+    if measure in ("tokens", "passes"):
+        return compute_to(np.array([row[measure] for row in curve]), rates, LEVELS[curve[0]["setting"]])
+    if measure == "end":
+        return float(rates[-2:].mean())
+    trains_with = int(curve[0]["side"]) >= 3  # a rung of `ramble`
+    own = trains_with == (measure == "with the phrase")
+    return float(curve[-1]["pass_rate" if own else "other"])
+
+
+def best_rate(rows: Sequence[Row], setting: str, side: str) -> float | tuple[float, int]:
+    """By the pilots; while one of them is missing, its rate and seed."""
+    tried = list(RATES)
+    while True:
+        keys = {}
+        for rate in tried:
+            pilots = curves_of(rows, side, setting, rate)
+            for seed in PILOTS:
+                if seed not in pilots:
+                    return rate, seed
+            compute = [value(pilots[seed], "tokens") if setting in LEVELS else np.nan for seed in PILOTS]
+            end = median(value(pilots[seed], "end") for seed in PILOTS)
+            keys[rate] = (median(np.nan_to_num(compute, nan=np.inf)), -end)
+        best = min(keys, key=keys.__getitem__)
+        if EDGES.get(best, best) in tried:
+            return best
+        tried.append(EDGES[best])
+
+
+def missing(rows: Sequence[Row]) -> Iterator[tuple[str, str, float, int]]:
+    """(side, setting, rate, seed) of the next runs, pilots first; a seed's pairs stand side by side."""
+    best: dict[tuple[str, str], float] = {}
+    for test in CHANGES + WHOLE:
+        for side in (test.before, test.after):
+            rate = best_rate(rows, test.setting, side)
+            if isinstance(rate, tuple):
+                yield side, test.setting, *rate
+                return
+            best[test.setting, side] = rate
+    best |= {("discover", test.before): best["discover", "8"] for test in LEFT_OUT}
+    for seed in SEEDS:
+        for (setting, side), rate in best.items():
+            for one in dict.fromkeys((rate, 1.0)):
+                if seed not in curves_of(rows, side, setting, one):
+                    yield side, setting, one, seed
+
+
+def rows_in(folder: Path) -> list[Row]:
+    """The evaluations of all runs that are there."""
+    rows = []
+    for path in sorted(folder.glob("*.csv")):
+        with path.open() as file:
+            for row in csv.DictReader(file):
+                rows.append({k: v if k in ("setting", "side") else float(v or "nan") for k, v in row.items()})
+    return rows
+
+
+def make(side: str, setting: str, rate: float, seed: int, folder: Path) -> None:
+    """One run, whose evaluations go to a file of their own."""
+    rows = climb(side, setting, seed, rate)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{setting}_{side}_{rate:g}_{seed}.csv"
+    with path.with_suffix(".new").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    path.with_suffix(".new").rename(path)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Each run has a process of its own. Exit code: 0, or 2 for a side or setting that is not there."""
+    if len(argv) == 5:
+        side, setting, rate, seed, folder = argv
+        if setting not in SETTINGS or side.removeprefix("-") not in {*map(str, range(9)), *WITHOUT}:
+            print(f"evidence.py: no side {side} in {setting}; settings: {', '.join(SETTINGS)}", file=sys.stderr)
+            return 2
+        make(side, setting, float(rate), int(seed), Path(folder))
+        return 0
+    if len(argv) != 1 or argv[0].startswith("-"):
+        print(__doc__)
+        return 0
+    while (run := next(missing(rows_in(Path(argv[0]))), None)) is not None:
+        subprocess.run([sys.executable, __file__, *map(str, run), argv[0]], check=True, stdout=subprocess.DEVNULL)
+        print(*run, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
