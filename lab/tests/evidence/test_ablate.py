@@ -57,7 +57,8 @@ def program(monkeypatch, tmp_path):
         train.with_suffix(".json").write_text(json.dumps(orders))
 
     script({})
-    call.script = script
+    call.script, call.report = script, ablate.report
+    monkeypatch.setattr(ablate, "report", lambda *_: None)  # seconds of fits
     call.calls = lambda: Path(f"{train}.calls").read_text().splitlines()
     return call
 
@@ -75,14 +76,15 @@ def test_every_row_is_accepted_by_train(name, tmp_path):
     assert {*c.against, *c.against.values()} <= set(c.variants)
 
 
-def test_finished_runs_are_never_run_again(program, tmp_path, capsys):
+def test_finished_runs_are_never_run_again(program, monkeypatch, tmp_path, capsys):
     """Two variants and two seeds, then a third seed of one variant; then nothing is left, and table and picture are
     made."""
     assert program("--seeds", "2", "--jobs", "2") == 0
     assert len(program.calls()) == 4
     assert program("--seeds", "3", "--only", "dapo") == 0
     assert program.calls()[4:] == ["begin dapo seed-2"]
-    capsys.readouterr()
+    monkeypatch.setattr(ablate, "report", program.report)
+    assert program("--only", "dapo") == 0 and "fewer than two variants" in capsys.readouterr().out
     assert program("--seeds", "2") == 0
     output = capsys.readouterr().out
     picture = tmp_path / "runs" / "one.png"

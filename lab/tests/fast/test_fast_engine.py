@@ -3,15 +3,13 @@ processes share; what happens where that memory cannot be opened; and train.py."
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fake_engine import problems
+from forked import Context, fork_engines, run_program
 from real_engine import SharedEngine, new_engine, started
 from test_weights_in_flight import (  # noqa: F401  (these run here as well)
     check_weights_move,
@@ -24,12 +22,12 @@ from test_weights_in_flight import (  # noqa: F401  (these run here as well)
 )
 from tiny_model import TinyModel
 
+import train
 from lab.fast_vllm import FastEngine, FastWeightFile, GpuMemory
 from pipeline_rl import FORCED, Pacer
 from runtime.engine import EngineDevices
 from vllm_engine import mapped, tensors_in
 
-ROOT = Path(__file__).resolve().parents[3]
 HERE = EngineDevices(options={}, workers=1, gpus=[], shared=False)
 
 
@@ -126,21 +124,14 @@ def test_an_engine_that_dies_later_is_no_reason_for_the_file(channel: GpuMemory)
 @pytest.mark.medium
 def test_train_py_with_this_engine(tmp_path):
     """Four steps of the default run: every sampled token has the version that sampled it, the newest at most as old as
-    the step, and trainer and engine agree."""
-    command = [
-        sys.executable,
-        "train.py",
-        "--engine",
-        "lab.fast_vllm:FastEngine",
-        "--max_steps",
-        "4",
-        "--eval_every",
-        "4",
-    ]
-    command += ["--held_out", "32", "--save_every", "0", "--output_dir", str(tmp_path / "run")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, env=environment)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    the step, and trainer and engine agree. Both processes are forked from one that has imported vLLM."""
+    flags = f"--engine lab.fast_vllm:FastEngine --max_steps 4 --eval_every 4 --held_out 32 --save_every 0 --output_dir {tmp_path / 'run'}"
+    fork_engines()
+    out, err = tmp_path / "out", tmp_path / "err"
+    process = Context().Process(target=run_program, args=(train.main, str(out), str(err), flags.split()))
+    process.start()
+    process.join(240)
+    assert process.exitcode == 0, err.read_text()[-2000:]
     steps, samples = (
         [record for record in map(json.loads, (tmp_path / "run" / name).read_text().splitlines()) if "step" in record]
         for name in ("metrics.jsonl", "samples.jsonl")

@@ -5,6 +5,7 @@ do."""
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext, ForkContext, ForkProcess, ForkServerContext, ForkServerProcess
@@ -57,11 +58,11 @@ def fork_engines(context: BaseContext | None = None) -> None:
     vllm.v1.engine.utils.get_mp_context = lambda: context
 
 
-def run_program(function: Callable[..., None], out: str, err: str, *args: object) -> None:
-    """`function` as a program of its own: with a session, Ctrl-C, and files in the place of a terminal."""
+def run_program(function: Callable[..., int | None], out: str, err: str, *args: object) -> None:
+    """`function` as a program of its own: with a session, Ctrl-C, an exit code, and files in the place of a terminal."""
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), number)
     fork_engines(ChildContext())
-    function(*args)
+    sys.exit(function(*args))

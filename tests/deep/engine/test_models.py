@@ -4,7 +4,6 @@ of train.py on a CPU with real vLLM."""
 import json
 import os
 import random
-import sys
 
 import pytest
 import torch
@@ -108,7 +107,7 @@ def save(kind, folder):
 def program(folder, argv):
     """train.py with these arguments, in a process of its own."""
     os.chdir(folder)
-    sys.exit(train.main(argv))
+    return train.main(argv)
 
 
 def trained(folder, out, *more):
