@@ -8,7 +8,6 @@ for 4,096 tokens and a vocabulary of 152k, and autograd keeps several such tenso
 IDEA. ScaleRL (arXiv 2510.13786, section 3.2, after MiniMax-M1, arXiv 2506.13585) computes the head, the product of
 hidden states and vocabulary matrix, in FP32 on BOTH sides. Its asymptotic pass rate rose from 0.52 to 0.61. On one side
 only, it helps partly at best. With hidden states h, head W, bias b, temperature T and sampled token y:
-
     z = (W h + b) / T                                logits (V,), an FP32 product
     log p_j = z_j - log sum_i exp z_i                FP32 log-softmax
     logprob = log p_y,   entropy = -sum_j p_j log p_j
@@ -17,15 +16,19 @@ GENERATOR. vLLM stores the head in the model's dtype, say bfloat16. Its option `
 sets, changes only the product: bfloat16 factors, an FP32 sum. A trainer often keeps its head in FP32 (the master copy),
 and those weights differ from the ones that vLLM rounded to bfloat16. So the trainer must compute with
 `rounded(master, torch.bfloat16)`. Seven things must be equal on both sides:
-
     `token_logprobs` sees to    the FP32 product, the FP32 log-softmax
     `Scorer` sees to            the rounded W and h (by `dtype`), the bias, which position predicts which token
     the caller sees to          the temperature
 
 SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk; h hidden state, W head, b its bias, z logits.
 
-SIMPLIFIED. Each device holds the complete head. There is no soft cap or scale on the logits (Gemma 2, Granite). H1:
-with `fp32=False` only the forward product is computed in the model's dtype.
+SIMPLIFIED. Each device holds the complete head. A scale on the logits (Granite) goes into `temperature`. H1: with
+`fp32=False` only the forward product is computed in the model's dtype.
+
+A MODEL THAT IS NOT HUGGING FACE'S, here with rows for padding in its head and a soft cap on its logits; inputs = []:
+    model.lm_head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))  # (N, L, H)
+    model(ids)  # computes its own logits, too
+    logprobs, entropy = token_logprobs(inputs.pop()[:, :-1], model.lm_head.weight[:V], ids[:, 1:], softcap=15.0)
 
 How far the trainer's log-probs are from the engine's, in nats per token:
 
@@ -71,50 +74,47 @@ def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def token_logprobs(
-    hidden: Tensor,  # (M, H) last hidden states, any float dtype
-    weight: Tensor,  # (V, H) head; the embedding if they are tied
-    targets: Tensor,  # (M,) int64 ids
+    hidden: Tensor,  # (M, H) or (N, T, H) last hidden states, any float dtype
+    weight: Tensor,  # (V, H) head; the embedding if they are tied; of a padded vocabulary the rows that are tokens
+    targets: Tensor,  # (M,) or (N, T) int64 ids
     *,
     temperature: float = 1.0,  # the generator's, or rho is not 1 between equal weights
     bias: Tensor | None = None,  # (V,)
+    softcap: float | None = None,  # cap * tanh(z / cap) for logits z before the temperature (Gemma 2, nanochat)
     chunk_tokens: int | None = None,  # C; None fills `CHUNK_BYTES`
     entropy_grad: bool = False,  # let the entropy carry a gradient; otherwise it is a monitor
     fp32: bool = True,  # False computes the product in the dtype of `hidden`, for the ablation (H1)
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target token and entropy of its distribution: these three lines, without their (M, V) tensors.
-
         log_p = (F.linear(hidden.float(), weight.float(), bias) / temperature).log_softmax(-1)  # (M, V)
         logprobs = log_p.gather(1, targets[:, None]).squeeze(1)  # (M,)
         entropy = -(log_p.exp() * log_p).sum(-1)  # (M,)
 
     `targets[i]` FOLLOWS position i: the caller has shifted by one. Mask padding (any id below V, not -100) afterwards.
 
-    Returns (logprobs (M,), entropy (M,)) in nats, FP32, or FP64 if `hidden` or `weight` is. Gradients reach hidden,
-    weight (summed over the chunks in FP32, cast once at the end) and bias. An active autocast is overruled. Beside
-    inputs and gradients two or three buffers of C x V, and on a CPU an FP32 copy of a bfloat16 head. Raises ValueError
-    for shapes that do not agree, `temperature` <= 0 or `chunk_tokens` < 1.
+    Returns (logprobs, entropy), both shaped as `targets`, in nats, FP32, or FP64 if `hidden` or `weight` is. Gradients
+    reach hidden, weight (summed over the chunks in FP32, cast once at the end) and bias. An active autocast is
+    overruled. Beside inputs and gradients two or three buffers of C x V (two more for a soft cap), and on a CPU an FP32
+    copy of a bfloat16 head. Raises ValueError for shapes that do not agree, `temperature` <= 0, `chunk_tokens` < 1.
     """
-    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
+    if hidden.ndim < 2 or weight.ndim != 2 or hidden.shape[-1] != weight.shape[1]:
         raise ValueError(f"hidden must be (M, H), weight (V, H), got {tuple(hidden.shape)} and {tuple(weight.shape)}.")
-    if targets.shape != hidden.shape[:1]:
-        raise ValueError(f"targets must be (M,) = ({hidden.shape[0]},), got {tuple(targets.shape)}.")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias must be (V,) = ({weight.shape[0]},), got {tuple(bias.shape)}.")
+    if targets.shape != hidden.shape[:-1]:
+        raise ValueError(f"targets must be {tuple(hidden.shape[:-1])} as hidden, got {tuple(targets.shape)}.")
     if temperature <= 0:
         raise ValueError(f"temperature must be above 0, got {temperature}.")
     dtype = torch.float64 if torch.float64 in (hidden.dtype, weight.dtype) else torch.float32
     if chunk_tokens is None:
-        size = CHUNK_BYTES_GPU if weight.is_cuda else CHUNK_BYTES
-        chunk_tokens = max(1, size // (weight.shape[0] * dtype.itemsize))
+        chunk_tokens = max(1, (CHUNK_BYTES_GPU if weight.is_cuda else CHUNK_BYTES) // (len(weight) * dtype.itemsize))
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}.")
-    options = _Options(temperature, chunk_tokens, entropy_grad, dtype, dtype if fp32 else hidden.dtype)
-    return _TokenLogprobs.apply(hidden, weight, bias, targets, options)
+    options = _Options(temperature, softcap, chunk_tokens, entropy_grad, dtype, dtype if fp32 else hidden.dtype)
+    results = _TokenLogprobs.apply(hidden.flatten(0, -2), weight, bias, targets.flatten(), options)
+    return results[0].view_as(targets), results[1].view_as(targets)
 
 
 def head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     """(weight (V, H), bias (V,) or None) of a Hugging Face causal LM's head, the embedding's weight if they are tied.
-
     Raises TypeError for a head under a PEFT adapter such as LoRA: its `weight` leaves the adapter out.
     """
     head = model.get_output_embeddings()
@@ -130,7 +130,8 @@ class Scorer(nn.Module):
         scorer = DDP(Scorer(model))  # or fully_shard(scorer), or accelerator.prepare(scorer)
 
     DDP and FSDP prepare to reduce gradients in the forward of the module that they wrap. If `token_logprobs` is called
-    on parts of `ddp.module` instead, each rank silently keeps its own gradient.
+    on parts of `ddp.module` instead, each rank silently keeps its own gradient. DeepSpeed should take a
+    `Scorer` as its model, too (not tried here); under ZeRO-3 the head's weight is an external parameter to register.
 
     Args:
         model: has `base_model`, which returns hidden states, and `get_output_embeddings()`. For a PEFT model pass
@@ -153,17 +154,14 @@ class Scorer(nn.Module):
         With `chosen` (M,), indices of tokens counted row by row, each is (M,): no other token costs a product with the
         head. `inputs` go to the body: attention_mask, position_ids. Errors: of `head_of` and `token_logprobs`.
         """
-        targets = input_ids[:, start:]  # (N, L - start)
-        shape = targets.shape
-        hidden, targets = self.hidden_states(input_ids, start, **inputs).flatten(0, 1), targets.flatten()
+        hidden, targets = self.hidden_states(input_ids, start, **inputs), input_ids[:, start:]  # (N, L - start, H)
         if chosen is not None:
-            shape, hidden, targets = chosen.shape, hidden[chosen], targets[chosen]  # (M,), (M, H), (M,)
+            hidden, targets = hidden.flatten(0, 1)[chosen], targets.flatten()[chosen]  # (M, H), (M,)
         weight, bias = head_of(self.model)
         if self.dtype is not None:
             hidden, weight = hidden.to(self.dtype), rounded(weight, self.dtype)
             bias = None if bias is None else rounded(bias, self.dtype)
-        logprobs, entropy = token_logprobs(hidden, weight, targets, bias=bias, **self.options)
-        return logprobs.view(shape), entropy.view(shape)
+        return token_logprobs(hidden, weight, targets, bias=bias, **self.options)
 
     def hidden_states(self, input_ids: Tensor, start: int, **inputs: Tensor) -> Tensor:
         """(N, L - start, H): those that predict the tokens from position `start` on."""
@@ -172,7 +170,6 @@ class Scorer(nn.Module):
 
 
 # The concept ends here. -------------------------------------------------------------------- the same in little memory
-#
 # Chunks of C tokens go through one or two (C, V) buffers, and the backward pass computes the logits again: 2.6 times as
 # fast as `torch.utils.checkpoint` on each chunk (CPU, 2,048 tokens, V = 50,000). A buffer has one name and is
 # overwritten in place; the comments say what it holds after each line.
@@ -186,6 +183,7 @@ class Scorer(nn.Module):
 
 class _Options(NamedTuple):
     temperature: float
+    softcap: float | None
     chunk_tokens: int
     entropy_grad: bool
     dtype: torch.dtype  # of log-softmax, results and gradient sums
@@ -196,7 +194,6 @@ class _Options(NamedTuple):
         return hidden.new_empty(min(self.chunk_tokens, len(hidden)), len(weight), dtype=self.dtype)
 
     def chunks(self, hidden: Tensor) -> list[slice]:
-        """The rows of each chunk; the last may have fewer."""
         return [slice(start, start + self.chunk_tokens) for start in range(0, len(hidden), self.chunk_tokens)]
 
 
@@ -211,6 +208,8 @@ def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, options: _Options
         fp32_product(hidden, head.t(), out=z)
         if bias is not None:
             z.add_(bias)
+    if options.softcap:
+        z.div_(options.softcap).tanh_().mul_(options.softcap)
     if options.temperature != 1.0:
         z.div_(options.temperature)  # the generator's log-probs are those at T
     return z
@@ -271,12 +270,13 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=options.dtype) if needs_weight else None  # (V, H), the one sum
         grad_bias = torch.zeros_like(bias, dtype=options.dtype) if needs_bias else None  # (V,)
         head = _head_in(options.dtype, hidden, weight)  # (V, H); one FP32 copy of the head, not two
-        same = options.product_dtype == options.dtype
-        forward_head = head if same else _head_in(options.product_dtype, hidden, weight)  # (V, H)
+        forward_head = head if head.dtype == options.product_dtype else _head_in(options.product_dtype, hidden, weight)
         first = options.buffer(hidden, weight)  # (C, V)
         second = options.buffer(hidden, weight) if options.entropy_grad else None  # (C, V)
         for rows in options.chunks(hidden):
             dz = _logits(hidden[rows], forward_head, bias, options, first).sub_(logsumexp[rows, None])  # (C, V): log p
+            if options.softcap:  # the slope of cap * tanh(x / cap) is 1 - tanh^2
+                tanh = (dz + logsumexp[rows, None]).mul_(options.temperature / options.softcap)  # (C, V)
             # 1 / T here: for C incoming gradients, not for C x V outgoing ones
             g = (grad_logprobs[rows] / options.temperature).unsqueeze(1)  # (C, 1)
             if second is None:
@@ -287,6 +287,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 dz.add_(entropy[rows, None]).mul_(g_entropy)  # g_entropy (log p + entropy)
                 dz.add_(g).mul_(p).neg_()  # -p (g + g_entropy (log p + entropy))
             dz.scatter_add_(1, targets[rows, None], g)  # and + g [j = y]
+            if options.softcap:
+                dz.mul_(1 - tanh.square_())
             if grad_bias is not None:
                 grad_bias.add_(dz.sum(0))
             for factor in _bfloat16_parts(dz) if on_tensor_cores(hidden, weight) else [dz]:
@@ -300,7 +302,6 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 # --------------------------------------------------------------------------------------- which product has which dtypes
-#
 # The product of two bfloat16 numbers is exact in FP32, and a GPU's tensor cores add such products in FP32. So there a
 # bfloat16 model's FP32 head costs no copy. dz is no bfloat16 number, but nearly the sum of two. (In float64 all is.)
 #

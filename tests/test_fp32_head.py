@@ -1,12 +1,14 @@
 """fp32_head.py, worked by hand on two tokens, then against float64 autograd, then what it promises of rounding."""
 
 import math
+import textwrap
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import fp32_head
 from fp32_head import GENERATOR_ARGS, Scorer, rounded, token_logprobs
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
@@ -66,6 +68,46 @@ def test_values_and_gradients_against_float64_autograd(dtype, near, with_bias, e
     assert logprobs.dtype == entropy.dtype == (F64 if dtype == F64 else F32)
     expected = with_gradients(oracle.log_prob(targets), oracle.entropy())
     torch.testing.assert_close(with_gradients(logprobs, entropy), expected, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize(("dtype", "near"), [(F64, 1e-11), (F32, 1e-5)])
+def test_a_soft_cap_a_padded_vocabulary_and_rows_of_tokens(dtype, near):
+    """Oracle: float64 autograd through cap * tanh(z / cap) / T of nine of eleven rows of the head, for hidden states (2, 3, H);
+    logits of about 3 at a cap of 2 saturate. The gradient of the padding rows is 0."""
+    hidden, weight, targets, bias = inputs(dtype, m=6)
+    rows = targets.view(2, 3).clamp(max=8)
+    logits = hidden.double().view(2, 3, -1) @ weight[:9].double().T + bias[:9].double()
+    oracle = torch.distributions.Categorical(logits=2 * (logits / 2).tanh() / 0.7)
+    options = {"bias": bias[:9], "softcap": 2.0, "temperature": 0.7, "chunk_tokens": 4, "entropy_grad": True}
+    found = token_logprobs(hidden.view(2, 3, -1), weight[:9], rows, **options)
+    a, b = torch.randn(2, 2, 3, generator=torch.Generator().manual_seed(1), dtype=F64)
+    results = []
+    for logprobs, entropy in (found, (oracle.log_prob(rows), oracle.entropy())):
+        assert logprobs.shape == entropy.shape == (2, 3)
+        grads = torch.autograd.grad((a * logprobs + b * entropy).sum(), [hidden, weight, bias], retain_graph=True)
+        results.append([logprobs.double(), entropy.double(), *grads])
+    torch.testing.assert_close(*results, rtol=near, atol=near)
+    assert not results[0][3][9:].any()
+
+
+def test_a_model_that_is_not_hugging_faces():
+    """The three lines of the docstring, on a model that returns soft-capped logits of 6 tokens, its head having 8 rows."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.body, self.lm_head = nn.Embedding(6, 5), nn.Linear(5, 8, bias=False)
+
+        def forward(self, ids):
+            return 15 * (self.lm_head(40 * self.body(ids))[..., :6] / 15).tanh()
+
+    model, ids = Model(), torch.tensor([[0, 1, 2, 3], [5, 5, 0, 1]])
+    lines = fp32_head.__doc__.split("inputs = []:\n")[1].split("\n\n")[0]
+    names = {"model": model, "ids": ids, "V": 6, "inputs": [], "token_logprobs": token_logprobs}
+    exec(textwrap.dedent(lines), names)
+    expected = model(ids)[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None]).squeeze(2)
+    torch.testing.assert_close(names["logprobs"], expected)
 
 
 def test_rounded_has_the_generators_values_and_passes_the_gradient_through():

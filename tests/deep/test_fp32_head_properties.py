@@ -282,11 +282,11 @@ def test_an_adapter_on_the_head_is_refused_by_name():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden": torch.zeros(2, 3, 4)}, r"hidden must be \(M, H\)"),
+        ({"hidden": torch.zeros(4)}, r"hidden must be \(M, H\)"),
         ({"hidden": torch.zeros(2, 3)}, r"hidden must be \(M, H\)"),
         ({"weight": torch.zeros(4)}, r"hidden must be \(M, H\)"),
-        ({"targets": torch.zeros(3, dtype=torch.long)}, r"targets must be \(M,\) = \(2,\)"),
-        ({"bias": torch.zeros(4)}, r"bias must be \(V,\) = \(6,\)"),
+        ({"hidden": torch.zeros(2, 3, 4)}, r"targets must be \(2, 3\) as hidden, got \(2,\)"),
+        ({"targets": torch.zeros(3, dtype=torch.long)}, r"targets must be \(2,\) as hidden, got \(3,\)"),
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"temperature": -1.0}, "temperature must be above 0"),
         ({"chunk_tokens": 0}, "chunk_tokens must be at least 1"),
