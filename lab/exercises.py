@@ -19,13 +19,17 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "find_the_bug.md"
 FOLDER = ROOT / "runs" / "exercises"
-BUG = r"\*\*(\d+)\*\*\n```diff\n(.*?)```\n<details><summary>Answer</summary>\n\n(.*?) `(test_\w+)`\n"
+FOLD = r"<details><summary>{}</summary>\n\n"
+BUG = r"\*\*(\d+)\*\* (.*?)\n" + FOLD.format("Hint") + r"(.*?)\n</details>\n"
+BUG += FOLD.format("Line") + r"```diff\n(.*?)```\n(.*?) `(test_\w+)`\n"
 
 
 class Exercise(NamedTuple):
     """A bug of the page."""
 
     number: str
+    symptom: str
+    hint: str
     file: Path  # in the repository
     right: str  # lines of the file
     wrong: str  # what they are with the bug
@@ -53,11 +57,11 @@ def read_page() -> dict[str, Exercise]:
     page = PAGE.read_text()
     files = [ROOT / name for name in re.findall(r"`(\w+\.py)`", page)]
     exercises = {}
-    for number, diff, answer, test in re.findall(BUG, page, re.DOTALL):
+    for number, symptom, hint, diff, answer, test in re.findall(BUG, page, re.DOTALL):
         right = "".join(re.findall(r"^-(.*\n)", diff, re.MULTILINE))
         wrong = "".join(re.findall(r"^\+(.*\n)", diff, re.MULTILINE))
         (file,) = [file for file in files if file.read_text().count(right) == 1]
-        exercises[number] = Exercise(number, file, right, wrong, answer, test)
+        exercises[number] = Exercise(number, symptom, hint, file, right, wrong, answer, test)
     return exercises
 
 
@@ -95,9 +99,9 @@ def hint(exercise: Exercise) -> str:
     above, _, _ = exercise.file.read_text().partition(exercise.right)
     line = above.count("\n") + 1
     hints = [
+        exercise.hint,
         f"it begins within ten lines of line {round(line, -1)}",
         f"it begins in line {line}",
-        exercise.answer,
         f"this is right:\n{exercise.right}",
     ]
     tries = exercise.copy.with_name("tries.txt")
@@ -122,12 +126,13 @@ def check(exercise: Exercise) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 right, 1 not yet, 2 bad input."""
     exercises = read_page()
-    parser = argparse.ArgumentParser("exercises.py", description=__doc__.split("\n")[0])
+    says, commands, _ = __doc__.split("\n\n")
+    parser = argparse.ArgumentParser("exercises.py", usage=commands.strip(), description=says)
     parser.add_argument("number", nargs="?", choices=exercises, metavar="NUMBER", help=f"1 to {len(exercises)}")
     parser.add_argument("--check", action="store_true", help="do not wait: right, or one more hint")
     args = parser.parse_args(argv)
     if args.number is None:
-        print(*__doc__.split("\n\n")[:2], sep="\n")
+        print(says, commands, sep="\n")
         return 0
     if not find_spec("pytest"):
         parser.error("the tests need pytest: pip install pytest")
@@ -138,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if passes(exercise):
         print(f"{exercise.copy} is mended: {exercise.lesson} passes. To begin again, delete {exercise.copy.parent}.")
         return 0
-    print(f"{exercise.copy} has a bug, by which {exercise.test} fails.")
+    print(f"{exercise.copy} has a bug. {exercise.symptom}")
     try:
         while True:
             input("Mend it there, then press Enter (Ctrl-C ends). ")
