@@ -15,11 +15,13 @@ SkyRL, before the trainer is made; then `trainer.algorithm.advantage_estimator=s
 
 The other flags: docs/elsewhere.md.
 
->>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0], [1.0, 0.0]])  # the second prompt's are equal
->>> mask = torch.tensor([[1, 1], [1, 1], [1, 1], [1, 0]])
->>> advantages, _ = scalerl(rewards, mask, np.array(["a", "a", "b", "b"]))
->>> (advantages / mask.sum()).tolist()  # 1 and -1, over the four tokens of the one prompt
-[[0.25, 0.25], [-0.25, -0.25], [0.0, 0.0], [0.0, 0.0]]
+Three prompts; the rewards of c are equal, a has two tokens and b four:
+
+>>> rewards = torch.tensor([[1, 0], [0, 1], [0, 0], [0, 0], [0, 1], [0, 1]]).float()
+>>> mask = torch.tensor([[1, 0], [1, 1], [1, 0], [1, 1], [1, 1], [1, 1]])
+>>> advantages, _ = scalerl(rewards, mask, np.array(["a", "b", "a", "b", "c", "c"]))
+>>> (advantages / mask.sum()).round(decimals=4).tolist()  # advantages of 1 and -1, times 1 / (2 prompts · tokens)
+[[0.25, 0.0], [0.125, 0.125], [-0.25, -0.0], [-0.125, -0.125], [0.0, 0.0], [0.0, 0.0]]
 """
 
 import sys

@@ -1,5 +1,6 @@
 """ScaleRL in TRL. The two legs need no TRL; the rest is skipped without it, for TRL is in an extra of its own."""
 
+import doctest
 import importlib.util
 import sys
 from types import ModuleType, SimpleNamespace
@@ -7,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from lab import scalerl_advantage
 from length_control import Interruption
 
 pytest.importorskip("datasets", reason="of the extra `cpu`")
@@ -190,3 +192,9 @@ def test_stops_when_every_prompt_is_retired(scalerl, tmp_path):
 def test_bad_settings(scalerl, tmp_path, option, words):
     with pytest.raises(ValueError, match=words):
         tiny(scalerl, tmp_path, even_sum, **option)
+
+
+def test_advantages_that_carry_the_averages():
+    """The worked example of scalerl_advantage.py."""
+    result = doctest.testmod(scalerl_advantage)
+    assert result.attempted and not result.failed
