@@ -2,7 +2,6 @@
 
 import pytest
 
-from lab.warm_start import Demonstrations, Demonstrator
 from tasks import arithmetic
 from tasks.arithmetic import IDS, OPERATIONS, ChainTask, apply, chain_values, graded_task
 from tasks.prompts import Problem, stable_key
@@ -84,11 +83,3 @@ def test_no_policy_that_knows_all_of_arithmetic_passes_the_ceiling():
             assert len(problem.answer.split()) == (2 if possible else 3)
     assert arithmetic.CEILING == 0.8
     assert lengths == {2, 3, 4}
-
-
-def test_a_task_of_longer_chains():
-    """A law of depth needs problems of a named number of operations, and demonstrations of the same."""
-    task = ChainTask(pool_size=8, held_out_size=4, ops=(6, 6))
-    assert {len(problem.prompt_ids) for problem in [*task.train, *task.held_out]} == {1 + 2 * 6 + 1}
-    demonstrator = Demonstrator(Demonstrations(ops=(5, 5)), seed=0, corrupted=False)
-    assert len(demonstrator.demonstration()[0]) == 1 + 2 * 5 + 1

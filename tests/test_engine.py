@@ -11,8 +11,6 @@ import pytest
 from fake_vllm import Channel, in_place_of_vllm, start_with
 
 import train
-from runtime.engine import choose_devices, devices_in_use
-from runtime.flags import parse_flags
 from vllm_engine import VLLMEngine
 
 
@@ -94,15 +92,3 @@ def test_an_engine_of_ones_own_is_named_on_the_command_line(tmp_path, monkeypatc
     gaps = [record["logprob_gap"] for record in records if "logprob_gap" in record]
     assert gaps and max(gaps) < 1e-5
     assert [record["step"] for record in records if "step" in record] == [*range(1, 7)]
-
-
-def test_an_engine_takes_a_gpu_without_a_trainer_if_there_is_one(monkeypatch):
-    """Two GPUs and one trainer: the engine has the second, and the run uses two devices. One GPU: they share it."""
-    import torch
-
-    for gpus, own, shared, used in ((2, [1], False, 2), (1, [0], True, 1)):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
-        devices = choose_devices(parse_flags(["--output_dir", "none"], ""))
-        assert (devices.gpus, devices.shared) == (own, shared)
-        assert devices_in_use(devices, trainers=1) == used

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tasks import answers
-from tasks.answers import answer_of, finished_number, known_answer, last_box, plain
+from tasks.answers import answer_of, finished_number, known_answer
 from tasks.verifiers import after_thinking, exact_kind, math_kind
 
 
@@ -46,12 +46,6 @@ def test_the_table_of_final_answers():
     assert answer_of("#### 5\n" + "So it is. " * 400) == ("5", "5")
     assert answer_of("Answer: we cannot know, 5?")[1] == "Answer: we cannot know, 5?"
     assert answer_of("x**2 + 1")[0] == "x^2 + 1"
-    assert [last_box(text) for text in (r"\boxed{1 \} {2}}", r"\fbox{3}", r"\boxed 4", r"\boxed{5")] == [
-        r"1 \} {2}",
-        "3",
-        "4",
-        None,
-    ]
 
 
 def test_what_a_finished_number_is(math_verify):
@@ -96,11 +90,3 @@ def test_each_spelling_does_what_stands_beside_it(i):
     pattern, usual = TABLES[i]
     before, after = ROWS[i]
     assert re.sub(pattern, usual, before).strip() == after.strip() != before
-
-
-def test_plain_forms():
-    """What does not change an answer goes."""
-    forms = {"42": " 42. | $42$ | 042 | +42", "1234": r"1,234 | 1{,}234 | 1\,234", "-7": "-007", "Yes": r"\text{Yes}"}
-    forms |= {"0.00001": "1e-05", "0": "-0 | 000", "1500": "+1.5E3"}
-    for result, texts in forms.items():
-        assert {plain(text) for text in texts.split(" | ")} == {result}

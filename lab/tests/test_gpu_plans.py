@@ -50,11 +50,11 @@ def test_jobs_that_measure_have_the_card_to_themselves(tmp_path):
         gpu.groups_of(["both@new"], {}, tmp_path, "")
 
 
-@pytest.mark.medium
+@pytest.mark.slow  # minutes: run it before a machine is rented
 def test_the_plans_run(tmp_path):
-    """As `make -C lab gpu-check` runs them, but on a CPU, with fewer tests, and their imports made once."""
+    """As `make -C lab gpu-check` runs them, but on a CPU and with fewer tests."""
     plans = "weights+faults+auto+both head@before prompts".split()
-    command = [sys.executable, "lab/tests/forked_jobs.py", "--dry", "torch", "--out", str(tmp_path), *plans]
+    command = [sys.executable, "lab/bench/gpu.py", "--dry", "torch", "--out", str(tmp_path), *plans]
     command += ["--tree", f"before={ROOT}"]
     environment = os.environ | {"PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)

@@ -126,3 +126,5 @@ def test_depths_differ_in_their_problems_and_share_a_first_model(monkeypatch, tm
         assert sum(len(problem.answer.split()) == 3 for problem in task.held_out) == 256 // 5
         task.first_model(tmp_path, print)
     assert set(made) == {made[0]} and made[0][1] == 3 and made[0][0].demonstrations.ops == (2, 6)
+    five = warm_start.Demonstrations(ops=(5, 5))
+    assert len(warm_start.Demonstrator(five, 0, corrupted=False).demonstration()[0]) == 2 * 5 + 2

@@ -6,13 +6,14 @@ import asyncio
 import pytest
 import torch
 from fake_vllm import in_place_of_vllm
+from test_run_engine import flags_of, host
 from transformers import GPT2Config, LlamaConfig
 
 from generator import EngineFailed
 from lab.fast_vllm import FastWeightFile, GpuMemory
 from runtime import engine
 from runtime.engine import choose_devices
-from runtime.flags import check_flags, parse_flags
+from runtime.flags import check_flags
 
 LLAMA = LlamaConfig(num_hidden_layers=2, num_attention_heads=4, hidden_size=32, num_key_value_heads=2, head_dim=8)
 GPT2 = GPT2Config(n_layer=2, n_head=4, n_embd=32)  # says nothing of its keys' heads, nor of their width
@@ -26,15 +27,11 @@ def new(monkeypatch, tmp_path):
     channel; 100,000 weights are prepared."""
 
     def make(gpus, trainers, words, config=LLAMA):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        host(monkeypatch, gpus, trainers)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
         monkeypatch.setattr("vllm_engine.mapped", lambda path: torch.empty(400_000, dtype=torch.uint8))
         monkeypatch.setattr(GpuMemory, "device", "cpu")
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(trainers))
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        words = f"--output_dir none --engine lab.fast_vllm:FastEngine {words}"
-        flags = parse_flags(words.split(), "")
+        flags = flags_of(f"--engine lab.fast_vllm:FastEngine {words}")
         check_flags(flags)
         config.save_pretrained(tmp_path)
         made, channel = engine.new_engine(flags, choose_devices(flags), 0, str(tmp_path), [1], 64)

@@ -11,29 +11,17 @@ import pytest
 import torch
 from fake_vllm import Channel, in_place_of_vllm
 from fake_vllm import new_engine as new_run_engine
+from test_run_engine import flags_of, host
 
 from generator import EngineFailed
 from lab.hosts import RayEngine, ray_check
 from lab.hosts.channels import MessageWeights, TransferWeights
 from runtime import engine
 from runtime.engine import choose_devices
-from runtime.flags import UsageError, check_flags, parse_flags
+from runtime.flags import UsageError, check_flags
 from vllm_engine import tensors_in
 
 NCCL, RAY = (f"--engine lab.hosts:{kind}" for kind in ("NcclEngine", "RayEngine"))
-
-
-def flags_of(words):
-    return parse_flags(["--output_dir", "none", *words.split()], "")
-
-
-def host(monkeypatch, gpus, trainers):
-    """This host has `gpus` GPUs, and `trainers` trainer processes run on it."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(trainers))
-    monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.2")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +37,7 @@ def host(monkeypatch, gpus, trainers):
 )
 def test_places_and_channels(monkeypatch, gpus, trainers, words, kind, own, memory):
     host(monkeypatch, gpus, trainers)
+    monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.2")
     flags = flags_of(words)
     check_flags(flags)
     result, channel = engine.new_engine(flags, choose_devices(flags), 0, "model", [1], 64)
