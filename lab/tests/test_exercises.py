@@ -17,9 +17,9 @@ def folder(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_the_page_has_16_bugs():
-    assert list(PAGE) == [str(number) for number in range(1, 17)]
-    assert exercises.PAGE.read_text().count("```diff") == 16
+def test_the_page_has_14_bugs():
+    assert list(PAGE) == [str(number) for number in range(1, 15)]
+    assert exercises.PAGE.read_text().count("```diff") == 14
 
 
 def test_only_the_last_fold_has_the_cure():
@@ -51,43 +51,43 @@ def test_the_test_fails_with_the_bug_and_passes_with_the_mend(number, capsys):
 
 def test_a_mend_that_breaks_something_else_is_not_right(capsys):
     """(k + 1) B for both schedules: the test that the page names is of the other one."""
-    exercise = PAGE["15"]
+    exercise = PAGE["13"]
     exercises.begin(exercise)
     mend = exercise.right.replace(' if schedule == "pipeline" else k * batch_prompts', "")
     exercise.copy.write_text(exercise.text.replace(exercise.wrong, mend))
-    assert exercises.main(["15", "--check"]) == 1
+    assert exercises.main(["13", "--check"]) == 1
     output = capsys.readouterr().out
     assert "FAILED tests/test_pipeline_rl.py::test_ppo_off_policy" in output and "Not yet." in output
 
 
 def test_hints_go_from_vague_to_plain(monkeypatch, capsys):
-    """The bug of exercise 14 stands alone in its line; the fifth try has the last hint again. An untouched copy costs
+    """The bug of exercise 12 stands alone in its line; the fifth try has the last hint again. An untouched copy costs
     no hint: the file to mend is named instead."""
-    exercise = PAGE["14"]
+    exercise = PAGE["12"]
     monkeypatch.setattr(exercises, "passes", lambda _: False)
     lines = exercise.file.read_text().splitlines(keepends=True)
     line = lines.index(exercise.right) + 1
     hints = [exercise.hint, "within ten lines", f"line {line}\n", exercise.right, exercise.right]
-    assert exercises.main(["14", "--check"]) == 1
+    assert exercises.main(["12", "--check"]) == 1
     output = capsys.readouterr().out
     assert str(exercise.copy) in output and "The bug" not in output
     exercise.copy.write_text(exercise.copy.read_text() + "\n")
     for expected in hints:
-        assert exercises.main(["14", "--check"]) == 1
+        assert exercises.main(["12", "--check"]) == 1
         assert expected in capsys.readouterr().out
 
 
 def test_it_waits_for_the_mend(monkeypatch, capsys):
     """One Enter too early, then the mend; and a copy that is there already is not written again."""
-    exercise = PAGE["13"]
+    exercise = PAGE["11"]
     original = exercise.file.read_text()
     answers = iter([lambda: "", lambda: exercise.copy.write_text(original)])
     monkeypatch.setattr(builtins, "input", lambda _: next(answers)())
-    assert exercises.main(["13"]) == 0
+    assert exercises.main(["11"]) == 0
     output = capsys.readouterr().out
     assert exercise.symptom in output and output.count("Not yet.") == 1 and output.count("Right:") == 1
-    assert exercises.main(["13", "--check"]) == 0
-    assert exercises.main(["13"]) == 0
+    assert exercises.main(["11", "--check"]) == 0
+    assert exercises.main(["11"]) == 0
     output = capsys.readouterr().out
     assert "is mended" in output and "has a bug" not in output
 
@@ -98,10 +98,10 @@ def test_the_end_of_the_input_and_bad_numbers(monkeypatch, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 3
     monkeypatch.setattr(exercises, "passes", lambda _: False)
     monkeypatch.setattr("sys.stdin", open("/dev/null"))
-    assert exercises.main(["13"]) == 1
-    assert "python lab/exercises.py 13 --check" in capsys.readouterr().out
+    assert exercises.main(["11"]) == 1
+    assert "python lab/exercises.py 11 --check" in capsys.readouterr().out
     with pytest.raises(SystemExit) as end:
-        exercises.main(["17"])
+        exercises.main(["15"])
     assert end.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 3
 
 
