@@ -249,7 +249,7 @@ def check(adapter: Any) -> list[Row]:
                 verdict, detail = judge(case, ask(adapter, case))
         except NotImplementedError:
             pass
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             verdict = "error"
             detail = f"{type(error).__name__}: {error}".splitlines()[0]
         rows[case.name] = Row(topic, case.name, verdict, detail, case.source)
@@ -314,7 +314,7 @@ def main(argv: list[str]) -> int:
     try:
         module, name = argv[0].split(":")
         adapter = getattr(importlib.import_module(module), name)()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         print(f"conformance.py: {argv[0]} is no MODULE:CLASS that can be made ({error!r})", file=sys.stderr)
         return 2
     rows = check(adapter)

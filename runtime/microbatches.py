@@ -85,7 +85,7 @@ def positions(rows: Sequence[RowSize]) -> int:
 def split_rows(sizes: Sequence[RowSize], ranks: int) -> list[list[int]]:
     """The rows of each rank, sorted by prompt, so that few prompts are on two ranks. All ranks have about as many
     positions of their own rows."""
-    own = [length - shareable + 1 for _, shareable, length in sizes]
+    own = [max(1, length - shareable + 1) for _, shareable, length in sizes]  # 1 without a completion
     rows_of: list[list[int]] = [[] for _ in range(ranks)]
     done = 0
     for row in sorted(range(len(sizes)), key=lambda row: sizes[row][0]):

@@ -55,6 +55,7 @@ def test_splitting_by_hand():
     sizes = [(1, 0, 2), (0, 4, 6), (1, 0, 2), (0, 4, 6)]
     assert split_rows(sizes, 2) == [[1, 3], [0, 2]]
     assert split_rows(sizes[:1], 3) == [[], [0], []]
+    assert split_rows([(0, 4, 3), (1, 4, 2)], 1) == [[0, 1]]  # completions without a token, from somebody's engine
 
 
 def picture(completion: int) -> list[TokenRow]:
