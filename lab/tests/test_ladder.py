@@ -38,7 +38,7 @@ def test_a_diff_that_does_not_fit_says_so():
 
 @pytest.fixture
 def small(monkeypatch, tmp_path, model):
-    """The settings with a tiny untrained model, eight held-out problems, and a coin as the judge, so that most groups
+    """The settings with a tiny untrained model, groups of four, eight held-out problems, and a coin as the judge, so that most groups
     have a gradient: what a rung computes, without its warm start."""
     coin = random.Random(0)
 
@@ -53,7 +53,7 @@ def small(monkeypatch, tmp_path, model):
         return TorchEngine(folder, *args, **options)
 
     for name, setting in rungs.SETTINGS.items():
-        names = setting.names | {"TorchEngine": engine}
+        names = setting.names | {"TorchEngine": engine, "G": 4}
         changed = setting._replace(names=names, task=lambda seed, held_out, usual=setting.task: make(usual, seed))
         monkeypatch.setitem(rungs.SETTINGS, name, changed)
     monkeypatch.chdir(ROOT)
