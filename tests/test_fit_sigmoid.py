@@ -114,6 +114,34 @@ def test_a_first_point_that_comes_too_late():
     assert fit(early, sigmoid(early, 0.1, 0.8, 2, 4)).reason == ""
 
 
+@pytest.mark.parametrize(
+    ("R", "words"),
+    [
+        (sigmoid(np.arange(41), 0.6, 0.2, 3, 12), "from 0.58 in its best stretch to 0.21"),  # falls from the start
+        (np.repeat([0.3, 0.6, 0.0], [10, 20, 11]), "from 0.60 in its best stretch to 0.00"),  # rises and collapses
+        (
+            np.repeat([0.3, 0.6, 0.1], [10, 26, 5]),
+            "from 0.60 in its best stretch to 0.29",
+        ),  # of 8 points 3 at .6, 5 at .1
+        (np.repeat([0.3, 0.6, 0.585], [10, 20, 11]), ""),  # .015 lower, which is less than equal runs differ by
+        (sigmoid(np.arange(41), 0.3, 0.6, 2, 4), ""),
+        (np.full(41, 0.4), ""),
+    ],
+)
+def test_a_run_that_falls_says_so(R, words):
+    """Means of the last fifth of 41 evaluations, eight, and of the best eight in a row. Eq. 1 has no ceiling for them."""
+    f = fit(np.arange(41), R)
+    assert ("the run falls" in f.reason) == bool(words) and f.reason.endswith(words)
+    assert words in report("a run", f, "tokens")
+
+
+def test_noise_is_no_fall():
+    """256 answers right with .4, 40 times, at 8 and 41 evaluations: neither scatter nor one good stretch is a fall."""
+    rng = np.random.default_rng(5)
+    for n in [8, 41] * 20:
+        assert "falls" not in fit(np.arange(n), rng.binomial(256, 0.4, n) / 256).reason
+
+
 def test_a_pass_rate_of_exactly_0_is_one():
     C = np.arange(0.0, 61.0)
     assert fit(C, sigmoid(C, 0.0, 0.8, 2, 10)).R0 == pytest.approx(0, abs=1e-3)
@@ -178,7 +206,22 @@ def test_two_variants_from_the_shell(tmp_path, capsys):
     assert f"more than 0.02: {tmp_path / 'b'} is highest" in output
     assert (tmp_path / "both.png").stat().st_size > 10_000
     few = write(tmp_path / "few", TRUTH, n=3)
-    for argv, words in (([*runs, "--x", "flops"], "flops"), ([few], "4 usable points"), (["none"], "none")):
+    table = tmp_path / "log.csv"
+    x, R = run_of()
+    lines = [f'{C},"{rate}",x' for C, rate in zip(x, R, strict=True)]
+    table.write_text("\n".join(["hours,eval acc,note", *lines, "17000,,late"]))
+    assert fit_sigmoid.main([str(table), "--x", "hours", "--y", "eval acc"]) == 0
+    assert "fitted to 41 evaluations up to 16,000 hours" in capsys.readouterr().out
+    (C, rates), f = load(table, "hours", "eval acc")[1:3], fit(x, R)
+    assert fit(C, rates).A == f.A and np.isnan(rates[-1])  # a cell without a number is left out
+    for argv, words in (
+        ([*runs, "--x", "flops"], "flops"),
+        ([few], "4 usable points"),
+        (["none"], "none"),
+        ([str(table)], "none of the 42 rows has tokens; --x names compute, --y the pass rate"),
+        ([str(tmp_path / "both.png")], "neither JSON, a line for each evaluation, nor a .csv with a header"),
+        ([__file__], "neither JSON"),
+    ):
         assert fit_sigmoid.main(argv) == 2
         output, error = capsys.readouterr()
         assert output == "" and words in error and error.count("\n") == 1
