@@ -24,8 +24,13 @@ cap L_max the penalty that is added to the reward falls on a ramp from 0 to -1, 
     penalty(y) = clip((L_max - |y|) / L_cache - 1, -1, 0),     |y| the completion's length in tokens
 
 SIMPLIFIED. If the cut falls inside an end-of-thinking mark of several tokens, the half mark stays and the phrase adds a
-complete one. Hugging Face's `generate` has one limit for all rows and no finish reason: generate max(budgets) tokens,
-cut each row to its own budget, and set its finish_reason to "length" if no stop token is left.
+complete one.
+
+IN YOUR TRAINER. `two_legs` calls any function that generates, `after_token` serves a loop over tokens. Hugging Face's
+`generate` has one limit for all rows and no finish reason: generate max(limits) tokens, cut each row to its own limit,
+and set its finish_reason to "length" if no stop token is left. THE TRAP: its default is top_k=50,
+and a model's generation_config.json may say more. Pass top_k=0 and top_p=1.0, or the log-probs are not those of what
+was sampled.
 
 CHOICES, where papers are silent or differ. T1: the phrase is masked, because the policy did not sample it and there is
 no log-prob to divide by. T2: ScaleRL adds the penalty only to correct answers, DAPO to all; the caller chooses.
@@ -48,7 +53,7 @@ QUESTION. Case a with finish_reason "stop" and 11 tokens: what does `second_leg`
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -92,8 +97,8 @@ class Interruption:
     thinking_end: Callable[[Sequence[int]], int | None] | None = None
 
     def __post_init__(self) -> None:
-        phrase = _as_ids("phrase_ids", self.phrase_ids)
-        end = _as_ids("end_of_thinking_ids", self.end_of_thinking_ids)
+        phrase = [int(i) for i in self.phrase_ids]
+        end = [int(i) for i in self.end_of_thinking_ids]
         object.__setattr__(self, "phrase_ids", phrase)  # how a frozen dataclass is written to
         object.__setattr__(self, "end_of_thinking_ids", end)
         smallest, largest = self.min_budget, self.max_budget
@@ -144,6 +149,30 @@ class Interruption:
         left = self.answer_budget - (len(completion_ids) - answer_start)
         return SecondLeg(so_far, [], left) if left > 0 else None
 
+    def two_legs(self, generate: Callable, prompts: list, rng: random.Random) -> Iterator[tuple]:
+        """(completion_ids, logprobs, mask, finish_reason) for each prompt: its legs, the phrase with log-probs of 0.
+
+        `generate(prompts, limits)` samples at most limits[i] tokens after prompts[i], and returns for each prompt its
+        (completion_ids, logprobs, finish_reason), two lists and the engine's word.
+        """
+        firsts = generate(prompts, [self.draw_budget(rng) for _ in prompts])
+        legs = [self.second_leg(prompt, ids, reason) for prompt, (ids, _, reason) in zip(prompts, firsts, strict=True)]
+        cut = [leg for leg in legs if leg]
+        seconds = iter(generate([leg.prompt_ids for leg in cut], [leg.max_tokens for leg in cut]) if cut else [])
+        for (ids, logprobs, reason), leg in zip(firsts, legs, strict=True):
+            forced = leg.forced_ids if leg else []
+            more, more_logprobs, reason = next(seconds) if leg else ([], [], reason)
+            mask = self.mask(len(ids), len(forced), len(more))
+            yield ids + forced + more, logprobs + [0.0] * len(forced) + more_logprobs, mask, reason
+
+    def after_token(self, completion_ids: Sequence[int], budget: int) -> list[int] | None:
+        """For a loop over tokens, after each token of a row that has not stopped: [] to sample on, the phrase to append
+        first (mask 0), or None at its end, "length". It counts the answer budget. Draw `budget` once for each row."""
+        if len(completion_ids) < budget:
+            return []
+        leg = self.second_leg([], completion_ids, "length")
+        return leg.forced_ids if leg else None
+
     def mask(self, n_first: int, n_forced: int, n_second: int) -> list[int]:
         """Mask of the complete completion, (n_first + n_forced + n_second,): 1 on sampled tokens, 0 on forced ones."""
         return [1] * n_first + [0] * n_forced + [1] * n_second
@@ -158,12 +187,6 @@ class Interruption:
             if ids[end - len(mark) : end] == mark:
                 return end
         return None
-
-
-def _as_ids(name: str, ids: Sequence[int]) -> list[int]:
-    if any(isinstance(i, str) for i in ids):
-        raise ValueError(f"{name} must be token ids, got the text {ids!r}: encode it with the model's tokenizer.")
-    return [int(i) for i in ids]
 
 
 def overlong_penalty(lengths: torch.Tensor, max_length: int, cache_length: int) -> torch.Tensor:
@@ -195,9 +218,7 @@ def truncation_rate(finish_reasons: Iterable[str | None]) -> float:
 
 
 def truncation_warning(rate: float) -> str | None:
-    """A sentence if too many completions are truncated, else None. Raises ValueError for a rate outside 0 to 1."""
-    if not 0 <= rate <= 1:
-        raise ValueError(f"The truncation rate is a share from 0 to 1, got {rate}.")
+    """A sentence if too many completions are truncated, else None. `rate` is a share from 0 to 1."""
     if rate < HEALTHY_TRUNCATION:
         return None
     share = f"{rate:.1%} of completions are truncated"

@@ -40,6 +40,52 @@ def test_second_leg_by_hand(completion, reason, forced, left):
     assert leg == (SecondLeg([1, 2, *completion, *forced], forced, left) if left else None)
 
 
+T, END, A, STOP = 3, 9, 4, 1
+
+
+@pytest.mark.parametrize(
+    ("sampled", "completion", "reason"),
+    [
+        ([T] * 11 + [A] * 5, [T] * 11 + [7, END] + [A] * 4, "length"),  # a
+        ([T] * 11 + [A, STOP], [T] * 11 + [7, END, A, STOP], "stop"),  # a
+        ([T] * 7 + [END] + [A] * 9, [T] * 7 + [END] + [A] * 4, "length"),  # b
+        ([T] * 5 + [END] + [A] * 9, [T] * 5 + [END] + [A] * 5, "length"),  # c
+        ([T] * 5 + [END, A, STOP], [T] * 5 + [END, A, STOP], "stop"),  # d
+    ],
+)
+def test_a_rollout_of_any_generate_and_of_a_loop_over_tokens(sampled, completion, reason):
+    """The four cases of the docstring, with a budget of 11: what a model samples in turn, and what comes of it. Each sampled
+    token has log-prob -.5; the phrase 7 9 has none and is masked. Between two rows that stop at once the order stays."""
+    control = cut(min_budget=11, max_budget=11)
+    forced = range(11, 13) if 7 in completion else ()
+    mask = [int(i not in forced) for i in range(len(completion))]
+    calls = []
+
+    def generate(prompts, limits):
+        calls.append(list(zip(prompts, limits, strict=True)))
+        legs = []
+        for prompt, limit in calls[-1]:
+            script = [STOP] if prompt[0] else rest[: rest.index(STOP) + 1 if STOP in rest else None]
+            ids = script[:limit]
+            if not prompt[0]:
+                del rest[: len(ids)]
+            legs.append((ids, [-0.5] * len(ids), "stop" if ids[-1] == STOP else "length"))
+        return legs
+
+    rest = list(sampled)
+    other = ([STOP], [-0.5], [1], "stop")
+    rollouts = list(control.two_legs(generate, [[8], [0], [8]], random.Random(0)))
+    assert rollouts == [other, (completion, [-0.5 * m for m in mask], mask, reason), other]
+    assert [limit for _, limit in calls[0]] == [11] * 3 and len(calls) <= 2
+
+    ids, rest = [], list(sampled)
+    while (phrase := control.after_token(ids, 11)) is not None:
+        ids += [*phrase, rest.pop(0)]
+        if ids[-1] == STOP:
+            break
+    assert ids == completion and (phrase is None) == (reason == "length")
+
+
 def test_mask_by_hand():
     """Three sampled tokens, a phrase of two, one sampled token of answer."""
     assert cut().mask(3, 2, 1) == [1, 1, 1, 0, 0, 1]
@@ -85,7 +131,7 @@ def test_budgets_are_uniform_with_both_ends():
         ({"answer_budget": 0}, "at least 1 token, got 10 and 0"),
         ({"end_of_thinking_ids": []}, "end_of_thinking_ids is empty"),
         ({"phrase_ids": [9, 7]}, "phrase_ids must end with end_of_thinking_ids"),
-        ({"phrase_ids": "time is up"}, "phrase_ids must be token ids, got the text"),
+        ({"phrase_ids": "time is up"}, "invalid literal for int"),  # text, not ids
     ],
 )
 def test_impossible_settings(change, message):
