@@ -56,7 +56,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 # What vLLM's AsyncEngineArgs needs so that its logits are the FP32 product too; leave it out for a bfloat16 head.
-GENERATOR_ARGS: dict[str, dict[str, str]] = {"hf_overrides": {"head_dtype": "float32"}}
+GENERATOR_ARGS = {"hf_overrides": {"head_dtype": "float32"}}
 
 # Size of one (C, V) buffer when the caller names no chunk: on a CPU at V = 152k, C = 110 took 20 % longer than 220.
 CHUNK_BYTES = 112 * 2**20
@@ -109,8 +109,8 @@ def token_logprobs(
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}.")
     options = _Options(temperature, softcap, chunk_tokens, entropy_grad, dtype, dtype if fp32 else hidden.dtype)
-    results = _TokenLogprobs.apply(hidden.flatten(0, -2), weight, bias, targets.flatten(), options)
-    return results[0].view_as(targets), results[1].view_as(targets)
+    logprobs, entropy = _TokenLogprobs.apply(hidden.flatten(0, -2), weight, bias, targets.flatten(), options)
+    return logprobs.view_as(targets), entropy.view_as(targets)
 
 
 def head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:

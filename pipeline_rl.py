@@ -222,18 +222,14 @@ class Pacer:
 
     def finish(self, group: Group) -> None:
         """Every rollout of `group` is complete and scored. Raises KeyError if it was not running."""
-        self._check_running(group.number)
+        if self._groups.get(group.number, group) is not None:
+            raise KeyError(f"group {group.number} is not running")
         self._groups[group.number] = group
 
     def cancel(self, number: int) -> None:
         """Group `number` will never finish: its request failed. It stops being outstanding, and those behind it move
-        up. Raises KeyError if it was not running."""
-        self._check_running(number)
+        up. Raises KeyError if it was taken already, or never admitted."""
         del self._groups[number]
-
-    def _check_running(self, number: int) -> None:
-        if self._groups.get(number, number) is not None:
-            raise KeyError(f"group {number} is not running")
 
     def may_take(self, count: int) -> bool:
         """Whether `count` groups are ready and `min_ready` more."""

@@ -104,8 +104,8 @@ def test_the_trainer_waits_for_the_oldest():
 
 def test_a_group_that_never_finishes_is_cancelled():
     """B = 2, k = 1. Group 0 is lost, 1, 2, 3 are finished: nothing could be taken, nothing enter. Without it 1 and 2 are
-    taken, and another enters for it. What is finished, taken or cancelled cannot be cancelled, and what is cancelled
-    cannot finish."""
+    taken, and another enters for it. What is taken, cancelled or was never there cannot be cancelled, and what is
+    cancelled cannot finish."""
     pacer = Pacer(2, 1)
     enter(pacer)
     finish(pacer, 1, 2, 3)
@@ -113,8 +113,8 @@ def test_a_group_that_never_finishes_is_cancelled():
     pacer.cancel(0)
     assert (pacer.outstanding, pacer.ready) == (3, 3)
     assert take(pacer, 2) == [1, 2] and enter(pacer) == [4]
-    for lost in (0, 1, 3, 9):
-        with pytest.raises(KeyError, match=f"group {lost} is not running"):
+    for lost in (0, 1, 9):
+        with pytest.raises(KeyError, match=f"{lost}"):
             pacer.cancel(lost)
     with pytest.raises(KeyError, match="group 0 is not running"):
         finish(pacer, 0)

@@ -41,23 +41,12 @@ def test_a_key_may_not_be_a_tensor(key):
         history.retired(key)
 
 
-STATE = {"threshold": 0.9, "counts": [["a", 2, 3]], "retired": []}
-
-
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        (STATE | {"threshold": 0.8}, "threshold 0.8"),
-        (STATE | {"extra": 1}, "keys"),
-        *(({key: STATE[key] for key in STATE if key != missing}, "keys") for missing in STATE),
-    ],
-)
-def test_a_state_of_other_settings_is_refused_and_leaves_the_history_alone(state, message):
+def test_a_state_of_another_threshold_is_refused_and_leaves_the_history_alone():
     history = PassRateHistory()
     history.update("a", [1, 1, 0])
-    with pytest.raises(ValueError, match=message):
-        history.load_state_dict(state)
-    assert history.state_dict() == STATE
+    with pytest.raises(ValueError, match=r"threshold 0\.8"):
+        history.load_state_dict({"threshold": 0.8, "counts": [["b", 1, 1]], "retired": ["b"]})
+    assert history.state_dict() == {"threshold": 0.9, "counts": [["a", 2, 3]], "retired": []}
 
 
 @pytest.mark.parametrize(
@@ -81,11 +70,6 @@ def test_rewards_of_other_shapes_are_refused(a, b):
 def test_thresholds_that_are_refused(threshold):
     with pytest.raises(ValueError, match="threshold"):
         PassRateHistory(threshold)
-
-
-def test_a_batch_of_no_prompts_is_refused():
-    with pytest.raises(ValueError, match="at least 1"):
-        DynamicSampling(0)
 
 
 @pytest.mark.parametrize("rewards", [[], torch.zeros(0)])
