@@ -52,6 +52,7 @@ m2po    A > 0 [1.0, 0.0]   A < 0 [0.0, 1.0]
 """
 
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -253,17 +254,20 @@ dispo_paper = partial(dispo, eps_low=0.2, eps_high=10.0, eps_low_wrong=1.0, eps_
 
 
 def maxrl(
-    logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, gap=2.0, eps_max=5.0
+    logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, gap=None, eps_max=5.0
 ) -> LossAndMetrics:
     """CISPO with advantages divided by the pass rate p, as the gradient of log p asks for (MaxRL, arXiv 2602.02710).
 
-    L8: a loss sees no groups, but with `--normalize_advantages none` and rewards of two values that lie `gap` apart (1
-    and -1, as those of the built-in tasks) an advantage tells its group's pass rate: A = gap (1 - p) for a right answer
-    and -gap p for a wrong one. Divided by gap p these are (1 - p) / p and -1; where all are equal, A stays 0.
-    The rest is as in `losses.cispo`. Raises ValueError for an advantage that no such rewards can have.
+    L8: a loss sees no groups, but with `--normalize_advantages none` and rewards of two values that lie `gap` apart an
+    advantage tells its group's pass rate: A = gap (1 - p) for a right answer and -gap p for a wrong one. Divided by gap
+    p these are (1 - p) / p and -1; where all are equal, A stays 0. Without `gap` the call is asked (`reward_gap`). Give
+    it where microbatches cut groups: `maxrl_01` is for rewards of 0 and 1. The rest is as in `losses.cispo`. Raises
+    ValueError for an advantage that no such rewards can have.
     """
     token_loss, metrics = cispo(logprobs, behaviour_logprobs, advantages, mask, eps_max=eps_max)  # (N, T), linear in A
     _, advantages, _ = losses._select(mask, advantages, logprobs)  # (N, T) each
+    if gap is None:
+        gap = reward_gap(advantages)
     if (advantages.abs() >= gap).any():
         found = advantages.abs().max()
         raise ValueError(
@@ -273,6 +277,24 @@ def maxrl(
     # gap p = gap - A for A > 0, and -A for A < 0
     divisor = torch.where(advantages > 0, gap - advantages, -advantages)  # (N, T)
     return token_loss / torch.where(advantages == 0, 1.0, divisor), metrics
+
+
+def reward_gap(advantages: Tensor) -> float:
+    """1 for rewards of 0 and 1, 2 for 1 and -1, as a whole group of centered rewards tells: of two values 2 apart, one
+    lies 1 or more from their mean; of 0 and 1 none does, and right answers lie 1 above wrong ones. Warns, and takes 2,
+    where right answers without their group leave it open. Wrong answers alone weigh -1 in any case."""
+    right = advantages[advantages > 0].unique()
+    wrong = advantages[advantages < 0].unique()
+    if (advantages.abs() >= 1).any() or not len(right):
+        return 2.0
+    if torch.isclose(right[:, None] - 1, wrong, atol=1e-4).any():
+        return 1.0
+    unsure = "maxrl: no whole group tells whether rewards lie 1 or 2 apart: took 2; maxrl_01 is for rewards of 0 and 1."
+    warnings.warn(unsure, stacklevel=2)
+    return 2.0
+
+
+maxrl_01 = partial(maxrl, gap=1.0)
 
 
 if __name__ == "__main__":  # show the worked example, and check it

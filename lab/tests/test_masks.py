@@ -3,6 +3,7 @@
 Weights that are all 0 or 1 are written as digits, one word for each row: "1011 1111"."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -336,7 +337,7 @@ def test_limits_that_cannot_be_are_refused(name):
             MASKS[name](*GOOD, low=0.0)
 
 
-@pytest.mark.parametrize(("i", "bad"), [(0, 3), (1, (2, 1)), (2, (2, 1)), (2, 3), (3, 2)])
+@pytest.mark.parametrize(("i", "bad"), [(0, 3), (1, (2, 1)), (2, (1, 3)), (2, 3), (3, 2)])
 def test_inputs_of_other_shapes_are_refused(i, bad):
     inputs = list(GOOD)
     inputs[i] = torch.zeros(bad)
@@ -462,7 +463,7 @@ def test_dispo_by_hand(name, positive, negative):
 
 def test_maxrl_by_hand():
     """Rewards 1, -1, -1, -1: the pass rate is 1/4, so A = (1 - 1/4) / (1/4) = 3 and -1; three of four right: 1/3 and -1; all
-    right: 0. With pi = pi_gen the gradient is -A. Rewards of 1 and 0 lie 1 apart. What no two such rewards can give, as
+    right: 0. With pi = pi_gen the gradient is -A. Rewards of 1 and 0 lie 1 apart, and the same call sees that. What no two such rewards can give, as
     an advantage over a std of .43, is refused."""
     rewards = torch.tensor([1.0, -1, -1, -1, 1, 1, 1, -1, 1, 1], dtype=F64)
     group_ids = torch.tensor([4, 4, 4, 4, 9, 9, 9, 9, 2, 2])
@@ -470,13 +471,14 @@ def test_maxrl_by_hand():
     logprobs = torch.full((10, 2), -1.0, dtype=F64, requires_grad=True)
     mask = torch.ones(10, 2, dtype=F64)
     mask[:, 1] = 0
-    for values, gap in (rewards, {}), (rewards.clamp(0), {"gap": 1.0}):
+    for values, gap in (rewards, {}), (rewards.clamp(0), {"gap": 1.0}), (rewards.clamp(0), {}):
         centered = normalize_advantages(values, group_ids, "none")
         token_loss, _ = masks.maxrl(logprobs, logprobs.detach(), centered, mask, **gap)
         torch.testing.assert_close(gradient(token_loss, logprobs), -expected[:, None] * mask)
         assert not token_loss[:, 1].any()
         per_token, _ = masks.maxrl(logprobs, logprobs.detach(), centered[:, None].expand(10, 2), mask, **gap)
         assert torch.equal(per_token, token_loss)
+    assert torch.equal(masks.maxrl_01(logprobs, logprobs.detach(), centered, mask)[0], token_loss)
     scaled = normalize_advantages(rewards[:4], group_ids[:4], "prompt")
     with pytest.raises(ValueError, match="give --normalize_advantages none"):
         masks.maxrl(logprobs[:4], logprobs[:4].detach(), scaled, mask[:4], gap=1.0)
@@ -484,3 +486,24 @@ def test_maxrl_by_hand():
         masks.maxrl(logprobs[:4], logprobs[:4].detach(), torch.full((4,), 2.0), mask[:4])  # exactly the gap
     capped, _ = masks.maxrl(logprobs[:1], logprobs[:1].detach() - 3, torch.tensor([1.5]), mask[:1], eps_max=2.0)
     assert float(gradient(capped, logprobs)[0, 0]) == pytest.approx(-2 * 3)
+
+
+@pytest.mark.parametrize(
+    ("advantages", "gap", "warns"),
+    [
+        ([0.75, -0.25, -0.25, -0.25], 1.0, False),  # 1, 0, 0, 0
+        ([1.5, -0.5, -0.5, -0.5], 2.0, False),  # 1, -1, -1, -1
+        ([1.0, -1.0], 2.0, False),
+        ([0.5, -0.5], 1.0, False),
+        ([-0.25, -0.25, 0.0], 2.0, False),  # wrong ones weigh -1 whatever the gap
+        ([0.0, 0.0], 2.0, False),
+        ([0.75], 2.0, True),  # 1 of 1, 0, 0, 0, or of 1 and -1 with five of eight right
+        ([0.5, -0.25], 2.0, True),  # rows of two groups
+    ],
+)
+def test_the_gap_of_rewards(advantages, gap, warns):
+    """As a whole group tells it; right answers without their group leave it open."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert masks.reward_gap(torch.tensor(advantages)) == gap
+    assert [("maxrl_01" in str(warning.message)) for warning in caught] == [True] * warns
