@@ -155,7 +155,7 @@ def joined(first: Rollout, forced: list[int], second: Rollout, mask: Callable[[i
     )
 
 
-def lags(rollout: Rollout | list[int], version: int) -> list[int]:
+def lags(rollout: Any, version: int) -> list[int]:
     """Lag of each sampled token of `rollout` at the step that makes `version` + 1; forced tokens have none. Also of a
     list of versions, one for each token, FORCED where nobody sampled."""
     versions = getattr(rollout, "versions", rollout)
