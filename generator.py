@@ -149,6 +149,7 @@ class Generator:
         for rollout, (reward, correct) in zip(rollouts, scores, strict=True):
             rollout.reward, rollout.correct = float(reward), bool(correct)
 
+    # The concept ends here. What follows: evaluations, new weights, counters, and what the trainer calls.
     async def _evaluate(self, problems: list[Any], n_samples: int, longest_leg: int) -> list[list[Rollout]]:
         """Its requests enter before any new group, with the longest budget (T4: papers do not say which)."""
         longest = self.length_control.max_budget if self.length_control else self.max_completion
