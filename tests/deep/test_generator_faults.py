@@ -10,7 +10,6 @@ from fake_engine import FakeEngine, Problem, generating, problems, wait_until
 
 import generator as generator_module
 from generator import EngineDied, EngineFailed, GeneratorFailed, StopRequested
-from length_control import Interruption
 from pipeline_rl import Pacer
 
 pytestmark = pytest.mark.timeout(30)  # a fault here often shows as a wait without end
@@ -47,18 +46,6 @@ def test_an_evaluation_counts_for_its_share_of_the_tokens():
         generator.result_of(future)
         elapsed = time.monotonic() - began
         assert 0.19 < generator.counters.eval_seconds <= 40 / 60 * elapsed
-
-
-def test_a_second_leg_keeps_the_salt_of_the_first():
-    """New weights come between the legs: under a salt of theirs the keys and values of the first would not be found."""
-    engine, control = FakeEngine(frozen=True), Interruption(3, 3, 2, phrase_ids=[7], end_of_thinking_ids=[7])
-    with generating(problems(1), engine, Pacer(1, 1), length_control=control, rollouts=1) as generator:
-        wait_until(lambda: engine.inside == 1)
-        generator.push({}, 1, 0)
-        generator.settle()
-        engine.frozen = False
-        generator.take(1)
-    assert [salt for _, _, salt in engine.requests] == ["0", "0"]
 
 
 @pytest.mark.parametrize(
