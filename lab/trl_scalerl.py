@@ -22,7 +22,8 @@ weighs the same); `rollout_func`, which the interruption needs.
 
 SIMPLIFIED. Text only. A generation batch is one optimizer step. TRL's own options of the loss (loss_type, epsilon,
 beta, scale_rewards, vllm_importance_sampling_*) change nothing here. Where no group has variance the loss is 0, and the
-optimizer steps by its momentum. vLLM rounds the head to its dtype, and TRL's trainer does not (fp32_head.py).
+optimizer steps by its momentum. vLLM rounds the head to its dtype, and TRL's trainer does not (fp32_head.py). With LoRA
+on a model whose embeddings are tied TRL's cast_lm_head_to_fp32 raises. FSDP and vLLM as a server were not run.
 """
 
 import argparse

@@ -10,6 +10,7 @@ import torch
 
 from lab import scalerl_advantage
 from length_control import Interruption
+from tasks.arithmetic import IDS
 
 pytest.importorskip("datasets", reason="of the extra `cpu`")
 HAS_TRL = importlib.util.find_spec("trl") is not None
@@ -70,6 +71,9 @@ def test_legs(scalerl, first, then_asked, second, completion, mask):
     assert asked == [([[1, 2]], 4), ([then_asked], 2)]
 
 
+NEVER = [IDS["again"]]  # the first model does not write it: all that is cut gets the phrase
+
+
 def tiny(scalerl, folder, reward, steps=1, **options):
     """A trainer of 4 prompts a step x 4 rollouts, of recipe.py's task and first model."""
     from datasets import Dataset
@@ -84,7 +88,7 @@ def tiny(scalerl, folder, reward, steps=1, **options):
     }  # fmt: skip
     return scalerl.ScaleRLTrainer(
         str(scalerl.FIRST_MODELS / "discover"), reward, GRPOConfig(**settings | options), Dataset.from_list(rows),
-        processing_class=task.tokenizer, interruption=Interruption(6, 8, 4, task.phrase_ids, task.end_of_thinking_ids),
+        processing_class=task.tokenizer, interruption=Interruption(2, 3, 4, [*task.phrase_ids, *NEVER], NEVER),
     )  # fmt: skip
 
 
@@ -119,7 +123,7 @@ def test_gradient_at_the_optimizer(scalerl, tmp_path, microbatches):
 
     batch, rewards = seen["batch"], trainer.by_function[:, 0].view(4, 4).double()
     groups = [g for g in range(4) if rewards[g].min() != rewards[g].max()]
-    assert 2 <= len(groups)
+    assert 2 <= len(groups) and not batch["tool_mask"].all()
     centered = [r - rewards[g].mean() for g in groups for r in rewards[g]]
     std = (sum(c * c for c in centered) / len(centered)) ** 0.5
     loss = 0.0
