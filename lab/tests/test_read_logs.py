@@ -96,13 +96,6 @@ READ = {
         STEPS,
         1319,
     ),
-    "ours, with a sample that looks like verl's console": (
-        lines([row | {"sample": "at step:3 - x:1"} for row in ROWS]),
-        {},
-        "tokens",
-        C,
-        100,
-    ),
     "what verl prints": (
         "".join(
             f"(pid=1) step:{5 * i} - perf/all:tokens:{C[i]} - val-core/openai/gsm8k/reward/mean@1:{r!r}\n(pid=1) INFO\n"
@@ -225,7 +218,6 @@ TEST = "val/test_score/math__math/unknown"
 LISTS = {"rewards_avg": [0.5] * 60, "accuracies_avg": [0.4] * 60, "val_accuracies_avg": R.tolist()}
 KINDS = {  # (text, column of the reward, of compute: the step unless it is named, runs: one)
     "TRL, evaluations": (trainer_state([*TRAINING, *TRL]), "eval_reward"),
-    "TRL, training": (trainer_state(TRAINING), "reward"),
     "TRL, reward functions": (
         trainer_state(records("step", **{"reward": 1.5, "rewards/correctness/mean": None, "rewards/format/mean": 0.5})),
         "rewards/correctness/mean",
@@ -240,12 +232,7 @@ KINDS = {  # (text, column of the reward, of compute: the step unless it is name
         ),
         "objective/scores",
     ),
-    "TRL, printed": (PRINTED, "reward", "record"),
     "TRL, printed strings": (STRINGS, "reward", "epoch"),
-    "verl, printed": (
-        console("val/test_score/openai/gsm8k", "critic/score/max"),
-        "val/test_score/openai/gsm8k",
-    ),
     "verl, printed with numpy 2": (console(*NAMES, value="np.float64({})"), NAMES[0]),
     "verl, training alone": (
         console("critic/rewards/mean", "critic/score/mean", "critic/score/min"),
@@ -264,7 +251,6 @@ KINDS = {  # (text, column of the reward, of compute: the step unless it is name
         csv(("step", "eval/objective/verifiable_correct_rate", "objective/verifiable_correct_rate"), K, R, R / 2),
         "eval/objective/verifiable_correct_rate",
     ),
-    "run and split, in turns": (lines(RUNS), "acc", "step", RUN_AND_SPLIT),
     "JSON, a list of records with runs of their own": (json.dumps({"log": RUNS}), "acc", "step", RUN_AND_SPLIT),
     "JSON, two lists of records with runs of their own": (
         json.dumps({"a": RUNS[::2], "b": RUNS[::2]}),
@@ -303,11 +289,6 @@ KINDS = {  # (text, column of the reward, of compute: the step unless it is name
         "reward",
         "step",
         ["run=answering", "run=cleaning"],
-    ),
-    "notebook, a table": (
-        notebook({"text": ["Loading\n"]}, table("Step", "Training Loss", "reward")),
-        "reward",
-        "Step",
     ),
     "notebook, of fine-tuning and of two runs": (
         notebook(
