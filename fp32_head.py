@@ -100,9 +100,7 @@ def token_logprobs(
     if hidden.ndim < 2 or weight.ndim != 2 or hidden.shape[-1] != weight.shape[1]:
         raise ValueError(f"hidden must be (M, H), weight (V, H), got {tuple(hidden.shape)} and {tuple(weight.shape)}.")
     if targets.shape != hidden.shape[:-1] or (bias is not None and bias.shape != weight.shape[:1]):
-        raise ValueError(
-            f"targets are {tuple(hidden.shape[:-1])}, a bias ({len(weight)},); got {tuple(targets.shape)}."
-        )
+        raise ValueError(f"targets are {tuple(hidden.shape[:-1])}, bias ({len(weight)},); got {tuple(targets.shape)}.")
     if temperature <= 0:
         raise ValueError(f"temperature must be above 0, got {temperature}.")
     dtype = torch.float64 if torch.float64 in (hidden.dtype, weight.dtype) else torch.float32

@@ -287,7 +287,7 @@ def test_an_adapter_on_the_head_is_refused_by_name():
         ({"weight": torch.zeros(4)}, r"hidden must be \(M, H\)"),
         ({"hidden": torch.zeros(2, 3, 4)}, r"targets are \(2, 3\), .*; got \(2,\)"),
         ({"targets": torch.zeros(3, dtype=torch.long)}, r"targets are \(2,\), .*; got \(3,\)"),
-        ({"bias": torch.zeros(1)}, "a bias"),
+        ({"bias": torch.zeros(1)}, r"bias \(6,\)"),
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"temperature": -1.0}, "temperature must be above 0"),
         ({"chunk_tokens": 0}, "chunk_tokens must be at least 1"),
