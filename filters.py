@@ -10,7 +10,7 @@ IDEA. ScaleRL (arXiv 2510.13786, section 3.2) filters twice.
 - Zero-variance filter: groups with equal rewards leave the loss AND its denominators. The batch is not refilled.
       keep(g)  <=>  max_i r_gi != min_i r_gi
 - No-positive-resampling: a prompt whose pass rate so far reaches 0.9 is never drawn again.
-      retire(x)  <=>  sum correct(x) / sum rollouts(x) >= threshold
+      retire(x)  <=>  sum correct(x) / sum rollouts(x) >= threshold     (all visits so far: F1)
 DAPO's dynamic sampling (2503.14476, section 3.2) is the alternative to the first: draw groups until B have variance.
 
 SYMBOLS. N rows (rollouts) · P groups that they are of · r reward · B groups in a step · group_ids (N,): which group of

@@ -30,7 +30,7 @@ and rho is 1. A row's weight is one number, `weights.amax(1)`, which survives an
 
 SIMPLIFIED. One row is one sequence. Of packed ones, (1, T), make rows of one token: all inputs as `x[0][:, None]`, and
 `aggregation_weights(mask[0][:, None], group_of_token)`. That is exact but for `gspo` and the average `sample`, which
-need whole rows. L1, L2 and so on, in no order here, are choices: docs/choices.md lists them.
+need whole rows. L1 to L11 mark choices: docs/choices.md.
 
 The factors of two tokens with rho = 7.39 and 0.61 (+ 0 makes 0.0 of -0.0):
 
@@ -229,7 +229,7 @@ def aggregation_weights(mask: Tensor, group_ids: Tensor, how: str = "prompt", co
 
     Args:
         mask, group_ids: (N, T), (N,) of all ranks and microbatches together; dropped rows are left out or all 0.
-        how: weight of a token in groups of 10 + 100 and of 50 + 50 tokens, and what the first row has of the step:
+        how: weight of a token in groups of 10 + 100 and of 50 + 50 tokens, and the step's share of the row of 10:
             `sample`    mean over a row, then over rows (GRPO)          1/40, 1/400; 1/200    25 %
             `prompt`    mean over a group, then over groups (ScaleRL)   1/220; 1/200          4.5 %
             `token`     mean over all tokens (DAPO's code)              1/210                 4.8 %

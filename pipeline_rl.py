@@ -45,6 +45,15 @@ enters only if it keeps the trainer from waiting, or replaces one that the train
     needed       the most groups that were ever under way. It grows only while ready < B, so that many it took to keep
                  the trainer from waiting.
 
+With B = 1, k = 8, an engine for two groups of 2 ticks each, and steps of 3 ticks, nothing waits in a long queue:
+
+    tick          0    1  2  3  4  5  6  7  8
+    enters        0 1     2        3        4
+    taken                 0        1        2
+    ready         0    0  1  1  2  1  1  2  1
+    under way     2    2  2  2  2  2  2  2  2     needed: 2
+    outstanding   2    2  3  3  3  3  3  3  3     9 are allowed
+
 Nor does one enter while fewer than G slots of the engine are free: nothing queues inside it.
 
 PPO-off-policy-k, the alternative, freezes the policy, samples k·B prompts and takes k steps of B. The pacer keeps at
