@@ -6,8 +6,8 @@ ScaleRL (arXiv 2510.13786) a truncation rate of 10-15 % preceded a collapse; hea
 IDEA 1, forced interruption (ScaleRL's choice, section 2). Each rollout has a budget drawn uniformly from [min_budget,
 max_budget], so that there is no single deadline to learn. If thinking has not ended by then, a fixed phrase ends it,
 and the policy goes on with up to `answer_budget` tokens of answer. An engine cannot put in a phrase, so it serves this
-as two requests, called legs. The first leg may be as long as the budget, whatever its tokens are. The four cases, with a
-budget of 11 tokens and an answer_budget of 4 (t thinks, E is </think>, a answers, P is PHRASE, $ is <eos>):
+as two requests, called legs. The first leg may be as long as the budget, whatever its tokens are. The four cases, with
+a budget of 11 tokens and an answer_budget of 4 (t thinks, E is </think>, a answers, P is PHRASE, $ is <eos>):
 
         leg 1, at most 11         leg 2
     a   t t t t t t t t t t t  |  P P P a a a a     thinking was cut: PHRASE ends it, and up to 4 tokens answer
