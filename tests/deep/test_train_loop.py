@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import accelerate
 import pytest
 import torch
-from scripted import ScriptedGenerator, ScriptedTrainer, problem, rollout
+from scripted import ScriptedTrainer, problem, rollout
 from test_train import some_equal
 
 import runtime.parts
@@ -123,18 +123,3 @@ def test_what_a_phase_discarded_is_counted_at_its_first_step(run):
     changes = {"zero_variance": "replace", "schedule": "ppo_off_policy", "k": 2, "max_steps": 4}
     steps = run(some_equal(lambda n: n % 3 == 0), **changes, pass_rate_threshold=2.0).steps
     assert [(r["offered"], r["discarded_groups"], r["pass_rate"]) for r in steps] == [(6, 3, 0.75), (3, 0, 0.5)] * 2
-
-
-def test_dynamic_sampling_looks_at_shaped_rewards(run):
-    """Two right answers of 2 and 34 tokens, the cap: the penalty is 0 and -1, so there is a signal and nothing goes."""
-
-    def answer(self, reward, version=None):
-        result = ScriptedGenerator.rollout(self, reward, version)
-        if reward > 1:  # the long one
-            result.completion_ids, result.logprobs, result.versions = [9] * 34, [0.0] * 34, result.versions * 17
-            result.mask, result.reward = [1] * 34, 1.0
-        return result
-
-    both = {"rewards": staticmethod(lambda n, problem: [1.0, 2.0]), "rollout": answer}
-    changes = {"zero_variance": "replace", "length_control": "penalty", "pass_rate_threshold": 2.0, "max_steps": 2}
-    assert [(r["offered"], r["discarded_groups"], r["rows"]) for r in run(both, **changes).steps] == [(3, 0, 6)] * 2
