@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from fake_engine import problems
+from forked import fork_engines
 from real_engine import new_engine, started
 from test_weights_in_flight import evaluated
 from tiny_model import TinyModel
@@ -25,6 +26,7 @@ def test_a_transfer_in_flight(tmp_path, monkeypatch):
     """vLLM's own classes, on both sides: ten updates while completions run; those wholly by one version agree with it.
     What the trainer does to its weights after a push does not reach the engine. The receiver of a broadcast waits for
     the sender, so a sender that waited for the update's answer before it sends would never get there."""
+    fork_engines()
     tiny = TinyModel(tmp_path / "model", tied=False)  # vLLM's CPU reload leaves a tied head behind
     channel = TransferWeights()
     channel.engine_args["worker_extension_cls"] = "transfers_on_cpu.Receiver"
