@@ -1,8 +1,8 @@
 """Which groups to train on: drop those with equal rewards, do not draw solved prompts again, or draw until B are good.
 
 PROBLEM. With A = r - mean_group(r), a group whose rewards are all equal has A = 0 on every token: no gradient. If it
-stays in the batch, it still counts in the prompt average, which shrinks the step, and its zeros lower the batch std,
-which enlarges the step (`normalize_advantages` in losses.py has the numbers). A prompt that the policy solves nine
+stays in the batch, it still counts in the prompt average, which shrinks the gradient, and its zeros lower the batch
+std, which enlarges it (`normalize_advantages` in losses.py has the numbers). A prompt that the policy solves nine
 times in ten still gives a mixed group (of 16) in four of five, but few wrong answers to learn from; one that it nearly
 always solves mostly gives equal groups. Drawing these again costs compute and teaches little.
 
@@ -59,6 +59,7 @@ def has_variance(rewards: Tensor, group_ids: Tensor) -> Tensor:
     Equality is exact: a std that rounding makes 1e-9 instead of 0 would keep a group without a signal. A NaN differs
     from everything, so its group stays and the error shows. Raises ValueError for other shapes than (N,), (N,).
     """
+    rewards, group_ids = torch.as_tensor(rewards), torch.as_tensor(group_ids)
     if rewards.dim() != 1 or rewards.shape != group_ids.shape:
         raise ValueError(f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must be (N,).")
     ids, group = torch.unique(group_ids, return_inverse=True)  # (P,), (N,)
@@ -104,7 +105,9 @@ class PassRateHistory:
     def _check(self, prompt_key: object) -> None:
         for part in prompt_key if isinstance(prompt_key, tuple) else [prompt_key]:
             if not isinstance(part, str | int):
-                raise TypeError(f"a key must be str or int, got {type(part).__name__}; use int(key) or str(key).")
+                raise TypeError(
+                    f"a key must be str, int or a flat tuple of them, got {type(part).__name__}; use str(key)."
+                )
 
     def retired(self, prompt_key: PromptKey) -> bool:
         """Whether the prompt must not be sampled again. A prompt never seen is not retired."""
@@ -136,10 +139,10 @@ class PassRateHistory:
 def unretired(
     prompts: Iterable, history: PassRateHistory, key: Callable[[Any], PromptKey] = lambda prompt: prompt
 ) -> Iterator:
-    """Passes over retired prompts, of any iterable: a list of indices, a DataLoader of single prompts, a `cycle`. Each
+    """Skips the retired prompts of any iterable: a list of indices, a DataLoader of single prompts, a `cycle`. Each
     prompt is looked up when it is drawn. `key` gives a prompt's key; without it the prompt is the key.
 
-    Raises RuntimeError where an endless iterable has nothing else left: 100 times as many in a row as are retired.
+    Raises RuntimeError when it has skipped 100 times as many in a row as are retired: nothing else will come.
     """
     passed = 0  # retired prompts in a row
     for prompt in prompts:

@@ -8,7 +8,7 @@ for 4,096 tokens and a vocabulary of 152k, and autograd keeps several such tenso
 IDEA. ScaleRL (arXiv 2510.13786, section 3.2, after MiniMax-M1, arXiv 2506.13585) computes the head, the product of
 hidden states and vocabulary matrix, in FP32 on BOTH sides. Its asymptotic pass rate rose from 0.52 to 0.61. On one side
 only, it helps partly at best. With hidden states h, head W, bias b, temperature T and sampled token y:
-    z = (W h + b) / T                                logits (V,), an FP32 product
+    z = (W h + b) / T                                logits (V,), an FP32 product (`softcap` bends W h + b)
     log p_j = z_j - log sum_i exp z_i                FP32 log-softmax
     logprob = log p_y,   entropy = -sum_j p_j log p_j
 
@@ -22,10 +22,10 @@ and those weights differ from the ones that vLLM rounded to bfloat16. So the tra
 
 SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk; h hidden state, W head, b its bias, z logits.
 
-SIMPLIFIED. Each device holds the complete head. A scale on the logits (Granite) goes into `temperature`. H1: with
-`fp32=False` only the forward product is computed in the model's dtype.
+SIMPLIFIED. Each device holds the whole head. A scale on the logits (Granite) goes into `temperature`.
 
-A MODEL THAT IS NOT HUGGING FACE'S, here with rows for padding in its head and a soft cap on its logits; inputs = []:
+A MODEL THAT IS NOT HUGGING FACE'S, here with rows for padding in its head and a soft cap on its logits:
+    inputs = []
     model.lm_head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))  # (N, L, H)
     model(ids)  # computes its own logits, too
     logprobs, entropy = token_logprobs(inputs.pop()[:, :-1], model.lm_head.weight[:V], ids[:, 1:], softcap=15.0)
@@ -85,12 +85,12 @@ def token_logprobs(
     entropy_grad: bool = False,  # let the entropy carry a gradient; otherwise it is a monitor
     fp32: bool = True,  # False computes the product in the dtype of `hidden`, for the ablation (H1)
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of each target token and entropy of its distribution: these three lines, without their (M, V) tensors.
+    """Log-prob of each target token, entropy of its distribution: these lines (and `softcap`) without (M, V) tensors.
         log_p = (F.linear(hidden.float(), weight.float(), bias) / temperature).log_softmax(-1)  # (M, V)
         logprobs = log_p.gather(1, targets[:, None]).squeeze(1)  # (M,)
         entropy = -(log_p.exp() * log_p).sum(-1)  # (M,)
 
-    `targets[i]` FOLLOWS position i: the caller has shifted by one. Mask padding (any id below V, not -100) afterwards.
+    `targets[i]` FOLLOWS position i: the caller has shifted by one. Padding needs an id below V: mask it later.
 
     Returns (logprobs, entropy), both shaped as `targets`, in nats, FP32, or FP64 if `hidden` or `weight` is. Gradients
     reach hidden, weight (summed over the chunks in FP32, cast once at the end) and bias. An active autocast is
@@ -198,7 +198,7 @@ class _Options(NamedTuple):
 
 
 def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, options: _Options, buffer: Tensor) -> Tensor:
-    """z = (W h + b) / T of a chunk, (C, V), written into the buffer."""
+    """z = (W h + b) / T of a chunk, (C, V), written into the buffer; `softcap` bends W h + b."""
     z = buffer[: len(hidden)]  # (C, V), fewer rows in the last chunk
     if options.product_dtype != options.dtype:  # H1: the product that the FP32 head replaces
         bias = None if bias is None else bias.to(head.dtype)

@@ -1,6 +1,6 @@
 """Drives an engine by the rules of a pacer: prompts in, finished groups out, new weights in flight.
 
-You are here, on the way of docs/one_group.md:  [1 enters  2 is sampled]  3 judged  4 weighed  5 scored  [6 new weights]
+You are here, on the way of docs/one_group.md:  [1 enters  2 is sampled  3 judged]  4 weighed  5 scored  [6 new weights]
 
 pipeline_rl.py says when a group may enter. Here an event loop, in a thread of its own, keeps the engine full, while the
 trainer's thread takes groups, pushes weights and evaluates. An engine (vllm_engine.py has one) is any object with

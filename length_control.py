@@ -28,9 +28,9 @@ complete one.
 
 IN YOUR TRAINER. `two_legs` calls any function that generates, `after_token` serves a loop over tokens. Hugging Face's
 `generate` has one limit for all rows and no finish reason: generate max(limits) tokens, cut each row to its own limit,
-and set its finish_reason to "length" if no stop token is left. THE TRAP: its default is top_k=50,
-and a model's generation_config.json may say more. Pass top_k=0 and top_p=1.0, or the log-probs are not those of what
-was sampled.
+and set its finish_reason to "length" if no stop token is left. THE TRAP: by default it is greedy, or has top_k=50, and
+a model's generation_config.json may say more. Pass do_sample=True, temperature=1.0, top_k=0 and top_p=1.0, or the
+log-probs are not those of what was sampled.
 
 CHOICES, where papers are silent or differ. T1: the phrase is masked, because the policy did not sample it and there is
 no log-prob to divide by. T2: ScaleRL adds the penalty only to correct answers, DAPO to all; the caller chooses.
@@ -160,14 +160,16 @@ class Interruption:
         cut = [leg for leg in legs if leg]
         seconds = iter(generate([leg.prompt_ids for leg in cut], [leg.max_tokens for leg in cut]) if cut else [])
         for (ids, logprobs, reason), leg in zip(firsts, legs, strict=True):
-            forced = leg.forced_ids if leg else []
-            more, more_logprobs, reason = next(seconds) if leg else ([], [], reason)
+            forced, more, more_logprobs = [], [], []
+            if leg:
+                forced = leg.forced_ids
+                more, more_logprobs, reason = next(seconds)
             mask = self.mask(len(ids), len(forced), len(more))
             yield ids + forced + more, logprobs + [0.0] * len(forced) + more_logprobs, mask, reason
 
     def after_token(self, completion_ids: Sequence[int], budget: int) -> list[int] | None:
-        """For a loop over tokens, after each token of a row that has not stopped: [] to sample on, the phrase to append
-        first (mask 0), or None at its end, "length". It counts the answer budget. Draw `budget` once for each row."""
+        """What follows in a loop over tokens, asked after each token of a row that has not stopped. []: sample on. Ids:
+        append these with mask 0, then sample on. None: the row ends, with "length". Draw `budget` once for each row."""
         if len(completion_ids) < budget:
             return []
         leg = self.second_leg([], completion_ids, "length")

@@ -26,11 +26,11 @@ SYMBOLS. N rows, one for each rollout (papers also say sample, sequence or compl
 train: sampled, not forced, not padding · group_ids: each row's group, e.g. 0 0 1 1 (a prompt drawn twice makes two).
 
 IN YOUR TRAINER. On policy, where no log-probs were recorded, pass the same log-probs twice: the second has no gradient,
-and rho is 1. A row's weight is one number, `weights.amax(1)`, which survives any sorting and shuffling.
+and rho is 1. A row's weight is one number, `aggregation_weights(...).amax(1)`, which survives any shuffling.
 
 SIMPLIFIED. One row is one sequence. Of packed ones, (1, T), make rows of one token: all inputs as `x[0][:, None]`, and
-`aggregation_weights(mask[0][:, None], group_of_token)`. That is exact but for `gspo` and the average `sample`, which
-need whole rows. L1 to L11 mark choices: docs/choices.md.
+`aggregation_weights(mask[0][:, None], group_of_token)`. That is exact but for `gspo` and the averages `sample` and
+`constant`, which need whole rows. L1 to L11 mark choices: docs/choices.md.
 
 The factors of two tokens with rho = 7.39 and 0.61 (+ 0 makes 0.0 of -0.0):
 
@@ -59,15 +59,15 @@ def normalize_advantages(
     """Rewards centered per group and scaled (arXiv 2510.13786, section 3.2).
 
     L2: drop the groups with equal rewards before the call. Their advantages are 0, but they count. If they are a part p
-    of all groups, which differs from batch to batch, the step is multiplied:
+    of all groups, which differs from batch to batch, the gradient is multiplied:
         where they stay                             by                  for p = 1/2
         the std                                     1 / sqrt(1 - p)     1.41
         the average (see `aggregation_weights`)     1 - p               0.50
         both                                        sqrt(1 - p)         0.71
     Args:
         rewards, group_ids: (N,) of all ranks, also arrays or lists; complete groups in any order.
-        how, eps: what to divide by, plus eps. `batch`: std of all centered rewards (ScaleRL; with one prompt a step it
-            is that prompt's; a NaN spreads). `prompt`: that of the group's own (GRPO). `none`: nothing (Dr.GRPO).
+        how, eps: what to divide by, plus eps. `batch`: std of all centered rewards (ScaleRL). A NaN spreads to all.
+            `prompt`: that of the group's own (GRPO), as with one prompt a step. `none`: nothing (Dr.GRPO).
         ddof: 0 for the population std, 1 for the sample std (L3: papers do not say which).
     Returns (N,), float64 if the rewards are, else float32; exactly 0 where a group has equal rewards or one row.
     Raises ValueError for an unknown `how`, or shapes that do not agree.
@@ -128,7 +128,7 @@ def _select(mask: Tensor, advantages: Tensor, logprobs: Tensor, *others: Tensor)
     equal = all(x.shape == shape for x in (mask, *others))
     if len(shape) != 2 or not equal or advantages.shape not in (shape, shape[:1], (len(logprobs), 1)):
         shapes = [tuple(x.shape) for x in (logprobs, *others, mask, advantages)]
-        raise ValueError(f"expected logprobs, other log-probs, mask (N, T); advantages (N,) or (N, T); got {shapes}.")
+        raise ValueError(f"expected log-probs, mask (N, T); advantages (N,), (N, 1) or (N, T); got {shapes}.")
     advantages = advantages if advantages.dim() == 2 else advantages[:, None]  # (N, T), or (N, 1): one for all of a row
     trained = _trained(mask)  # (N, T)
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
@@ -324,7 +324,7 @@ def summarize_metrics(metrics: dict[str, Tensor]) -> dict[str, float]:
     ratio_mean, ratio_max   of rho before any truncation. L4: whatever the loss, so that runs with other losses compare
     ess                     effective sample size as a fraction: (sum rho)^2 / (n sum rho^2), above 0 and at most 1
     log_ratio_rms           root mean square of log rho: how far, in nats, a log-prob typically is from the generator's
-    capped_*, masked_*      of the tokens with A > 0 or A < 0: what the loss capped, what a mask dropped (lab/masks.py)
+    capped_*, masked_*      share of the tokens with A > 0 or A < 0 that the loss capped, or a mask dropped
     tis_capped              of all tokens, those whose w was capped
     """
     m = {key: float(value) for key, value in metrics.items()}

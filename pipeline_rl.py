@@ -66,8 +66,9 @@ P1: the paper has a queue between generator and trainer. Here admission is paced
 SIMPLIFIED. Nothing samples here. generator.py drives an engine by these rules, in a thread of its own; who
 copies the concept takes both files.
 
-IN YOUR TRAINER, without generator.py: a thread that samples, and a lock around every call of the pacer. (Without a
-thread training stays on policy: by the second rule no group enters while B are ready.)
+IN YOUR TRAINER, without generator.py: a thread that samples, and a lock around every call of the pacer. `prompts` is
+endless, and `sample` does not raise. For several groups at once start several threads; then `next(prompts)` needs the
+lock, too. (Without a thread training stays on policy: by the second rule no group enters while B are ready.)
 
     version, changed = 0, threading.Condition()  # a lock, with which one side wakes the other
 
@@ -165,8 +166,8 @@ def joined(first: Rollout, forced: list[int], second: Rollout, mask: Callable[[i
 
 
 def lags(rollout: Any, version: int) -> list[int]:
-    """Lag of each sampled token of `rollout` at the step that makes `version` + 1; forced tokens have none. Also of a
-    list of versions, one for each token, FORCED where nobody sampled."""
+    """Lag of each sampled token of `rollout` at the step that makes `version` + 1; forced tokens have none.
+    `rollout` may also be a list of versions, one for each token, FORCED where nobody sampled."""
     versions = getattr(rollout, "versions", rollout)
     mask = getattr(rollout, "mask", [v != FORCED for v in versions])
     return [version - v for v, m in zip(versions, mask, strict=True) if m]
@@ -231,7 +232,7 @@ class Pacer:
 
     def finish(self, group: Group) -> None:
         """Every rollout of `group` is complete and scored. Raises KeyError if it was not running."""
-        if self._groups.get(group.number, group) is not None:
+        if group.number not in self._groups or self._groups[group.number] is not None:
             raise KeyError(f"group {group.number} is not running")
         self._groups[group.number] = group
 

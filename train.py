@@ -85,8 +85,8 @@ def train(run: Run) -> None:
             metrics = recorder.measure(groups, rewards, varied)  # what this step logs
 
             # Zero-variance filter: groups with equal rewards have no gradient. They leave before the std and the
-            # average are taken; otherwise the step size would depend on how many such groups there are. F5: the terms
-            # of KL and entropy leave with them.
+            # average are taken; otherwise the gradient's size would depend on how many such groups there are. F5: the
+            # terms of KL and entropy leave with them.
             keep = torch.ones_like(varied) if flags.zero_variance == "keep" else varied  # (N,)
             # Advantage: the reward minus its group's mean, over the std of the whole batch.
             advantages = torch.zeros_like(rewards)  # (N,)

@@ -103,7 +103,7 @@ def test_a_model_that_is_not_hugging_faces():
             return 15 * (self.lm_head(40 * self.body(ids))[..., :6] / 15).tanh()
 
     model, ids = Model(), torch.tensor([[0, 1, 2, 3], [5, 5, 0, 1]])
-    lines = fp32_head.__doc__.split("inputs = []:\n")[1].split("\n\n")[0]
+    lines = fp32_head.__doc__.split("    inputs = []\n")[1].split("\n\n")[0]
     names = {"model": model, "ids": ids, "V": 6, "inputs": [], "token_logprobs": token_logprobs}
     exec(textwrap.dedent(lines), names)
     expected = model(ids)[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None]).squeeze(2)

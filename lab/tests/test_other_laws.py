@@ -7,7 +7,7 @@ import other_laws
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from other_laws import Run, fit_curve, fit_n_star, fit_power_law, n_star, recommend, sigmoid
+from other_laws import Run, fit_curve, fit_n_star, fit_power_law, n_star, recommend, record_points, sigmoid
 from scipy.optimize import curve_fit, minimize
 from simulated_laws import SIZES, inside, recover_rollouts, recover_sizes, sizes_draw
 
@@ -355,3 +355,10 @@ def test_bad_input(few_draws, row):
     words, function, *values = row
     with pytest.raises(ValueError, match=words):
         function(*values)
+
+
+def test_record_points_by_hand():
+    """Bins of .02: .10 is in bin 5, .11 too, .125 in 6, .05 in 2, .12 in 6 (not higher), .20 in 10."""
+    assert record_points(range(6), [0.10, 0.11, 0.125, 0.05, 0.12, 0.20]).tolist() == [1, 0, 1, 0, 0, 1]
+    assert record_points([1, 2, 0], [0.11, 0.125, 0.10]).tolist() == [0, 1, 1]
+    assert record_points(range(3), [0.56, 0.58, 0.6]).tolist() == [True] * 3  # .58 / .02 is 28.999999999999996
