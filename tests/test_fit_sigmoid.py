@@ -214,6 +214,9 @@ def test_two_variants_from_the_shell(tmp_path, capsys):
     assert "fitted to 41 evaluations up to 16,000 hours" in capsys.readouterr().out
     (C, rates), f = load(table, "hours", "eval acc")[1:3], fit(x, R)
     assert fit(C, rates).A == f.A and np.isnan(rates[-1])  # a cell without a number is left out
+    table.write_text("step,tokens,pass_rate\n0,7,0.1\n8,9,0.2\n")
+    assert load(table)[1].tolist() == [0, 9]  # nothing had been trained at step 0
+    table.write_text("\n".join(["hours,eval acc,note", *lines, "17000,,late"]))
     for argv, words in (
         ([*runs, "--x", "flops"], "flops"),
         ([few], "4 usable points"),
