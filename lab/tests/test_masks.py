@@ -341,7 +341,7 @@ def test_limits_that_cannot_be_are_refused(name):
 def test_inputs_of_other_shapes_are_refused(i, bad):
     inputs = list(GOOD)
     inputs[i] = torch.zeros(bad)
-    with pytest.raises(ValueError, match="expected logprobs"):
+    with pytest.raises(ValueError, match="expected log-probs"):
         MASKS["icepop"](*inputs)
 
 

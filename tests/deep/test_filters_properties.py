@@ -34,7 +34,7 @@ def test_a_key_may_not_be_a_tensor(key):
     """Nor may a part of a tuple. To ask is refused, too: the answer would be "not retired"."""
     history = PassRateHistory()
     kind = type(key[1] if isinstance(key, tuple) else key).__name__
-    message = rf"key must be str or int, got {kind}; use int\(key\) or str\(key\)"
+    message = rf"key must be str, int or a flat tuple of them, got {kind}; use str\(key\)"
     with pytest.raises(TypeError, match=message):
         history.update(key, [1])
     with pytest.raises(TypeError, match=message):

@@ -370,16 +370,16 @@ IDS = torch.tensor([0, 1])
 def test_inputs_of_other_shapes_are_refused(name, i, bad):
     inputs = [MASK, MASK, MASK, IDS, MASK]  # as of `batch`
     inputs[i] = torch.zeros(bad)
-    with pytest.raises(ValueError, match="expected logprobs"):
+    with pytest.raises(ValueError, match="expected log-probs"):
         loss(name, *inputs)
-    with pytest.raises(ValueError, match="expected logprobs"):  # TIS's old log-probs
+    with pytest.raises(ValueError, match="expected log-probs"):  # TIS's old log-probs
         loss("tis", MASK, MASK, MASK[:1], IDS, MASK)
 
 
 @pytest.mark.parametrize(
     ("words", "function", "arguments"),
     [
-        ("expected logprobs", LOSSES["cispo"], [IDS, IDS, IDS, IDS]),
+        ("expected log-probs", LOSSES["cispo"], [IDS, IDS, IDS, IDS]),
         ("at least one dict of metrics, and the same keys", merge_metrics, [[]]),
         ("and the same keys in each", merge_metrics, [[{"tokens": IDS[0]}, {"rows": IDS[0]}]]),
         ("sample, prompt, token, constant", aggregation_weights, [MASK, IDS, "mean"]),

@@ -14,6 +14,7 @@ from generator import Generator
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow  # CI pastes README's block, which runs all of it
 @pytest.mark.timeout(600)
 def test_its_first_steps_learn():
     """Measured with seed 0: from .02 to .4. Too few points for a fit, which it says."""
