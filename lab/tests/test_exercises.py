@@ -81,6 +81,7 @@ def test_it_waits_for_the_mend(monkeypatch, capsys):
     """One Enter too early, then the mend; and a copy that is there already is not written again."""
     exercise = PAGE["11"]
     original = exercise.file.read_text()
+    monkeypatch.setattr(exercises, "passes", lambda exercise: exercise.copy.read_text() == original)
     answers = iter([lambda: "", lambda: exercise.copy.write_text(original)])
     monkeypatch.setattr(builtins, "input", lambda _: next(answers)())
     assert exercises.main(["11"]) == 0

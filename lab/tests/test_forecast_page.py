@@ -159,7 +159,7 @@ def test_when_to_ask_again_is_what_forecast_says():
     c = np.linspace(0, 1.5, 230)
     r = sigmoid(c, 0.1, 0.8, 2, 1) + np.random.default_rng(0).normal(0, 0.02, c.size)
     many = [(c, np.clip(r, 0, 1), n) for n in (None, np.full(c.size, 64.0))]
-    curves = [*[*real_curves()][::9], *many]
+    curves = [*[*real_curves()][::18], *many]
     expected = [forecast(c, r, n_samples=n).ask_again() for c, r, n in curves]
     close(on_page("({ C, R, n }) => ask_again(fit(C, R, n))", curves), expected, rel=1e-9)
     assert np.isfinite(expected[:-2]).sum() > 2
