@@ -269,9 +269,9 @@ def maxrl(
     if gap is None:
         gap = reward_gap(advantages)
     if (advantages.abs() >= gap).any():
-        found = advantages.abs().max()
+        largest = advantages.abs().max()
         raise ValueError(
-            f"maxrl: an advantage of +-{found:.3f} is none of rewards that lie {gap} apart: give "
+            f"maxrl: an advantage of +-{largest:.3f} is none of rewards that lie {gap} apart: give "
             "--normalize_advantages none, and rewards of two values."
         )
     # gap p = gap - A for A > 0, and -A for A < 0
