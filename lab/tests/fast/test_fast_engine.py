@@ -123,8 +123,9 @@ def test_an_engine_that_dies_later_is_no_reason_for_the_file(channel: GpuMemory)
 
 @pytest.mark.medium
 def test_train_py_with_this_engine(tmp_path):
-    """Four steps of the default run: every sampled token has the version that sampled it, older than the
-    step, and trainer and engine agree, at the last evaluation with the newest weights. Both processes are forked from one that has imported vLLM."""
+    """Four steps of the default run: every sampled token has the version that sampled it, older than the step, and
+    trainer and engine agree, at the last evaluation with the newest weights. Both processes are forked from one that
+    has imported vLLM."""
     flags = f"--engine lab.fast_vllm:FastEngine --max_steps 4 --eval_every 4 --held_out 32 --save_every 0 --output_dir {tmp_path / 'run'}"
     fork_engines()
     out, err = tmp_path / "out", tmp_path / "err"
