@@ -1,6 +1,7 @@
 """What each change of the ladder brings, at each side's own best rate: the tests, chosen before their runs; the runs.
 
     python lab/ladder/evidence.py FOLDER     # makes what is missing of them; it may be stopped, and goes on
+    python lab/ladder/evidence.py FOLDER 2   # two runs at once
 
 A test compares two sides in a setting, by a measure: compute to a pass rate, or the pass rate at the end. RATES are
 tried on seeds that count for nothing. A side's best rate is the one with the least median of sampled tokens to the
@@ -11,6 +12,7 @@ rate, a quarter or four times. Then both sides run SEEDS, paired: each at its be
 import csv
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -71,16 +73,16 @@ def value(curve: Sequence[Row], measure: str) -> float:
     return float(curve[-1]["pass_rate" if own else "other"])
 
 
-def best_rate(rows: Sequence[Row], setting: str, side: str) -> float | tuple[float, int]:
-    """By the pilots; while one of them is missing, its rate and seed."""
+def best_rate(rows: Sequence[Row], setting: str, side: str) -> float | list[tuple[float, int]]:
+    """By the pilots; while some of them are missing, their rates and seeds."""
     tried = list(RATES)
     while True:
+        runs = {rate: curves_of(rows, side, setting, rate) for rate in tried}
+        waiting = [(rate, seed) for rate in tried for seed in PILOTS if seed not in runs[rate]]
+        if waiting:
+            return waiting
         keys = {}
-        for rate in tried:
-            pilots = curves_of(rows, side, setting, rate)
-            for seed in PILOTS:
-                if seed not in pilots:
-                    return rate, seed
+        for rate, pilots in runs.items():
             compute = [value(pilots[seed], "tokens") if setting in LEVELS else np.nan for seed in PILOTS]
             end = median(value(pilots[seed], "end") for seed in PILOTS)
             keys[rate] = (median(np.nan_to_num(compute, nan=np.inf)), -end)
@@ -91,15 +93,17 @@ def best_rate(rows: Sequence[Row], setting: str, side: str) -> float | tuple[flo
 
 
 def missing(rows: Sequence[Row]) -> Iterator[tuple[str, str, float, int]]:
-    """(side, setting, rate, seed) of the next runs, pilots first; a seed's pairs stand side by side."""
-    best: dict[tuple[str, str], float] = {}
+    """(side, setting, rate, seed) of the next runs: all pilots first; then a seed's pairs stand side by side."""
+    best: dict[tuple[str, str], float | list[tuple[float, int]]] = {}
     for test in CHANGES + WHOLE:
         for side in (test.before, test.after):
-            rate = best_rate(rows, test.setting, side)
-            if isinstance(rate, tuple):
-                yield side, test.setting, *rate
-                return
-            best[test.setting, side] = rate
+            best[test.setting, side] = best_rate(rows, test.setting, side)
+    waiting = [
+        (side, setting, *run) for (setting, side), runs in best.items() if isinstance(runs, list) for run in runs
+    ]
+    if waiting:
+        yield from waiting
+        return
     best |= {("discover", test.before): best["discover", "8"] for test in LEFT_OUT}
     for seed in SEEDS:
         for (setting, side), rate in best.items():
@@ -139,13 +143,23 @@ def main(argv: Sequence[str]) -> int:
             return 2
         make(side, setting, float(rate), int(seed), Path(folder))
         return 0
-    if len(argv) != 1 or argv[0].startswith("-"):
+    if len(argv) not in (1, 2) or argv[0].startswith("-"):
         print(__doc__)
         return 0
-    while (run := next(missing(rows_in(Path(argv[0]))), None)) is not None:
-        subprocess.run([sys.executable, __file__, *map(str, run), argv[0]], check=True, stdout=subprocess.DEVNULL)
-        print(*run, flush=True)
-    return 0
+    folder, at_once = Path(argv[0]), int(argv[1]) if argv[1:] else 1
+    running: dict[tuple, subprocess.Popen] = {}
+    while True:
+        for run in missing(rows_in(folder)):
+            if run not in running and len(running) < at_once:
+                command = [sys.executable, __file__, *map(str, run), str(folder)]
+                running[run] = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        if not running:
+            return 0
+        time.sleep(0.5)
+        for run in [run for run, process in running.items() if process.poll() is not None]:
+            if running.pop(run).returncode:
+                raise SystemExit(f"evidence.py: this run failed: {' '.join(map(str, run))}")
+            print(*run, flush=True)
 
 
 if __name__ == "__main__":
