@@ -1,57 +1,28 @@
-"""Is your trainer's ScaleRL the paper's ScaleRL? 84 small cases put to your own functions.
+"""Does your trainer compute what the ScaleRL paper's recipe asks? 95 small cases put to its own functions.
 
 PROBLEM. Trainers that offer the same losses differ in what surrounds them: which tokens a sum is divided by, what the
-std is taken of, whether a group with equal rewards is really dead in float32. All of them train, and none says so.
+std is taken of, which rows a filter keeps. All of them train, and none says so.
 
 IDEA. An oracle (oracle.py) computes what each case of conformance.json must give, from the papers' equations. You write
-an adapter: an object with small methods that call your trainer's functions. Every method is optional.
+an adapter: an object with small methods that call your trainer's functions, as conformance.md describes them. Of a loss
+d(loss) / d(log-prob) is compared, token by token, over microbatches and ranks. A verdict is
 
-    loss(part, step)                     what the trainer sends to backward() for the microbatch `part` of the optimizer
-                                         step `step`, both a `Batch`: a scalar tensor
-    advantages(rewards, group_ids, how, lengths)      (N,); how: prompt, batch or none; lengths: tokens of each row
-    filter(rewards, group_ids)           (N,) bool: the rows that the zero-variance filter keeps
-    penalty(lengths, max_length, cache_length)        (N,), DAPO's overlong penalty
-    history(visits)                      prompts retired at a threshold of .9 after visits [(prompt, [0, 1, ...]), ...];
-                                         save and load your state after each
-    interrupt(ids, finish_reason, answer_budget, phrase_ids, end_ids)     of the thinking sampled so far: (forced ids,
-                                         tokens that may follow, mask of all up to here), or None if nothing follows
-    kl(logprobs, reference, estimator)   (N, T), to be minimised, by the estimator k1, k2 or k3; with its gradient
-    logprobs(hidden, weight, targets)    of bfloat16 hidden states (M, H) and head (V, H), with FP32 logits
-    generator_logprobs(...)              the same in your generator: FP32 on one side only is none
-    stale(scores, versions, now)         (2, T): the ratio of each token of a completion, and its lag. `versions[t]`
-                                         sampled it, `scores` (V, T) has the log-probs by each version, and the trainer
-                                         is at version `now`
-
-THE LOSS. `step` has the rows of all ranks, `part` those of one microbatch, and `part.parts` counts the microbatches of
-its rank. Gradients are summed over microbatches and AVERAGED over ranks, as DDP and FSDP do it; multiply by
-`part.ranks` to undo that average. What is compared is d(loss) / d(log-prob), token by token.
-
-`part.loss` names what is asked for, with `part.options`: on_policy · cispo (cap 5) · clip (low, high: .2, .26) · gspo
-(low, high) · tis (low, high, cap) · icepop (low, high) · dppo, deepseek, m2po (high). on_policy asks for averages, and
-any loss answers it, because every ratio is 1. `part.average` is one of sample, prompt, token, constant. Other losses
-are asked for with sample, then with token, then with prompt, until one is not refused. To refuse a loss, an average or
-an option, raise NotImplementedError in that call.
-
-Dropped rows (a group with equal rewards) are asked about only if there is a `filter`. They are then missing from `step`
-and `part`. With `masks_dropped = True` in the adapter they are there, with an empty mask.
-
-Log-probs, masks, rewards and advantages are float32, ids and lengths int64. Answers may be off by 2e-3 of the largest
-expected number, log-probs by 1e-5. A verdict is
-
-    agrees                      the papers' value
+    agrees                      the papers' value, off by at most 2e-3 of the largest (log-probs: 1e-5)
     another definition: NAME    another value that somebody uses on purpose, and which
     differs                     "x k": k times as large; else the worst number
-    error                       the adapter raised, or returned what cannot be compared
-    not offered                 the adapter has no such method, or it raised NotImplementedError
+    error                       the adapter raised, gave no answer in a minute, or none that can be compared
+    not offered                 the trainer has no such thing: the method raised NotImplementedError, or is None
+    not asked                   the adapter has no such method
+
+Cases are of a class: `recipe`, what ScaleRL's paper asks; `other`, what other papers ask; `robustness`, rounding and
+overflow, which never sets the exit code. That is 1 if a verdict of the first two is another definition, differs or
+error, but for what the papers leave open: ddof 1, whether an empty row counts, which unbiased gradient a KL has.
 
 SIMPLIFIED. Functions and not loops are compared, so nothing here tests how old a token may get.
 
     python lab/conformance.py my_module:Adapter       a row a case that was answered, then how many were not
     python lab/conformance.py --json vectors.json     inputs and values, for what cannot import torch; cases of one name
                                                       are ways to ask one question
-
-The exit code is 1 if a verdict is another definition, differs or error, but for what the papers leave open: ddof 1, and
-whether an empty row counts.
 
 >>> class Mine:
 ...     def loss(self, part, step):
@@ -65,16 +36,20 @@ whether an empty row counts.
 ...         return (max_length - cache_length - lengths).clamp(max=0) / cache_length
 >>> [row.verdict for row in check(Mine()) if row.topic == "penalty"]
 ['agrees', 'differs']
->>> [(row.case, row.detail) for row in check(Mine()) if row.verdict == "differs"]
-[('NaN in the padding', 'NaN or infinity in the gradient'), ('-1 beyond L_max', '-4 for -1')]
+>>> [(row.kind, row.case, row.detail) for row in check(Mine()) if row.verdict == "differs"]
+[('robustness', 'NaN in the padding', 'NaN or infinity in the gradient'), ('other', '-1 beyond L_max', '-4 for -1')]
 """
 
 import importlib
 import json
 import math
+import queue
 import sys
+import threading
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +58,15 @@ from torch import Tensor
 
 LAB = Path(__file__).resolve().parent
 sys.path.insert(0, str(LAB.parent))
-from lab.oracle import Batch, bf16_head, expected_advantages, expected_gradient, mean_of_means, select, without_dropped
+from lab import oracle
+from lab.oracle import Batch, expected_advantages, expected_gradient, mean_of_means, select, without_dropped
 
 QUESTIONS = LAB / "conformance.json"
-# the last two are left open by the papers
-NO_DEVIATION = ("agrees", "not offered", "another definition: ddof 1", "another definition: an empty row counts")
+SECONDS = 60.0  # that an adapter may take for one case
+CLASSES = ("recipe", "other", "robustness")
+NOT_ANSWERED = ("not offered", "not asked")
+OPEN = ("ddof 1", "an empty row counts", "the gradient of k2")  # the papers say neither yes nor no
+NO_DEVIATION = ("agrees", *NOT_ANSWERED, *(f"another definition: {name}" for name in OPEN))
 
 HINTS = {  # what a detail begins with
     "x -": "the sign",
@@ -106,6 +85,7 @@ class Case:
     inputs: list
     expected: Any
     also: dict[str, Any] = field(default_factory=dict)  # other definitions that are in use
+    kind: str = "other"  # its class
 
 
 @dataclass
@@ -117,6 +97,7 @@ class Row:
     verdict: str
     detail: str
     source: str
+    kind: str = "other"
 
 
 # ------------------------------------------------------------------------------------------- the questions of the JSON
@@ -146,11 +127,19 @@ def average_step(average: str, question: dict) -> Batch:
     return replace(step, dropped=question["dropped"])
 
 
-def loss_case(name: str, source: str, step: Batch) -> Case:
+def loss_case(name: str, source: str, step: Batch, kind: str) -> Case:
     """A question to `loss`, with the other definitions in use."""
-    masked = without_dropped(step)
-    counted = expected_gradient(masked, empty_counts=True)
-    also = {"an empty row counts": counted, "the mean of the microbatches' means": mean_of_means(masked)}
+    asked = without_dropped(step)
+    counted = expected_gradient(asked, empty_counts=True)
+    microbatches = [rows for parts in step.layout for rows in parts]
+    of_ranks = [joined(parts) for parts in step.layout]
+    of_all_ranks = [joined(parts) for parts in zip(*step.layout, strict=True)]
+    also = {
+        "an empty row counts": counted,
+        "the mean of the microbatches' means": mean_of_means(asked, microbatches),
+        "the mean of the ranks' means": mean_of_means(asked, of_ranks),
+        "the mean of the means of all ranks' microbatches": mean_of_means(asked, of_all_ranks),
+    }
     if step.dropped:
         also = {"dropped rows stay in the average": counted}
     if step.loss == "cispo":
@@ -159,37 +148,55 @@ def loss_case(name: str, source: str, step: Batch) -> Case:
         also["a product of two caps"] = expected_gradient(replace(step, loss="two caps"))
     if step.loss == "clip":
         also["a dual clip of 3"] = expected_gradient(replace(step, options=step.options | {"dual": 3.0}))
-    return Case("loss", name, source, [step], expected_gradient(masked), also)
+    expected = expected_gradient(asked)
+    if step.loss == "gspo":  # which Eq. 5 averages over sequences: who has another average only is asked with that
+        also = {f"its {step.average} average": expected}
+        expected = expected_gradient(replace(asked, average="sample"))
+    return Case("loss", name, source, [step], expected, also, kind)
+
+
+def joined(parts: Iterable[list[int]]) -> list[int]:
+    return [row for rows in parts for row in rows]
 
 
 def advantage_case(question: dict, how: str, definitions: list[str]) -> Case:
-    """A question to `advantages`, with the other definitions in use."""
-    inputs = [question["rewards"], question["group_ids"], how, question["lengths"]]
-    also = {definition: expected_advantages(*inputs, definition) for definition in definitions}
-    return Case("advantages", question["name"], question["source"], inputs, expected_advantages(*inputs), also)
+    """A question to `advantages`, or of a batch with its prompts to `prepare`, with the other definitions in use."""
+    if "prompts" in question:
+        method, expect, columns = "prepare", oracle.expected_batch, ("rewards", "prompts", "group_ids", "truncated")
+        inputs = [*(question[name] for name in columns), how]
+    else:
+        method, expect = "advantages", expected_advantages
+        inputs = [question["rewards"], question["group_ids"], how, question["lengths"]]
+    also = {definition: expect(*inputs, definition) for definition in definitions}
+    return Case(method, question["name"], question["source"], inputs, expect(*inputs), also, question["kind"])
 
 
 def all_cases() -> list[Case]:
-    """84 questions. Cases of one name are ways to ask the same, each asked if the one before it is refused."""
+    """95 questions. Cases of one name are ways to ask the same, each asked if the one before it is refused."""
     questions = json.loads(QUESTIONS.read_text())
     cases = []
     for question in questions["losses"]:
         for average in ("sample", "token", "prompt"):
-            cases.append(loss_case(question["name"], question["source"], ratio_step(average, question)))
+            step = ratio_step(average, question)
+            cases.append(loss_case(question["name"], question["source"], step, question["kind"]))
     for average in ("sample", "prompt", "token", "constant"):
         paper = "2503.20783" if average == "constant" else "2510.13786 section 3.2"
         for question in questions["averages"]:
-            source = f"{paper}; {question['mistake']}"
-            cases.append(loss_case(f"{average} average: {question['name']}", source, average_step(average, question)))
+            if average in question.get("averages", average):
+                name, source = f"{average} average: {question['name']}", f"{paper}; {question['mistake']}"
+                kind = "recipe" if average == "prompt" else "other"
+                cases.append(loss_case(name, source, average_step(average, question), kind))
     for question in questions["advantages"]:
         cases += [advantage_case(question, how, questions["definitions"]) for how in question["how"]]
-    inputs, exact, rounded = bf16_head()
+    for question in questions["batches"]:
+        cases += [advantage_case(question, how, questions["batch definitions"]) for how in question["how"]]
+    inputs, exact, rounded = oracle.bf16_head()
     source = "2510.13786 section 3.2; the product is rounded to bfloat16"
     for method, name in (
         ("logprobs", "FP32 product of bfloat16 factors"),
         ("generator_logprobs", "the same in the generator"),
     ):
-        cases.append(Case(method, name, source, inputs, exact, {"bfloat16 logits": rounded}))
+        cases.append(Case(method, name, source, inputs, exact, {"bfloat16 logits": rounded}, "recipe"))
     return [*cases, *(Case(**question) for question in questions["others"])]
 
 
@@ -198,8 +205,6 @@ def all_cases() -> list[Case]:
 
 def gradient(adapter: Any, step: Batch) -> Tensor:
     """(N, T) of -d(loss) / d(log π): summed over microbatches, averaged over ranks."""
-    if step.dropped and not hasattr(adapter, "filter"):
-        raise NotImplementedError
     absent = [] if getattr(adapter, "masks_dropped", False) else step.dropped
     layout = [[[row for row in rows if row not in absent] for rows in parts] for parts in step.layout]
     leaf = step.logprobs.float().requires_grad_()
@@ -209,9 +214,13 @@ def gradient(adapter: Any, step: Batch) -> Tensor:
         behaviour=step.behaviour.float(),
         old=step.old.float(),
         ranks=len(layout),
+        layout=layout,
     )
     everything = select(step, [row for row in range(len(leaf)) if row not in absent])
     total = torch.zeros_like(leaf)
+    if hasattr(adapter, "gradient"):
+        total[everything.rows] = torch.as_tensor(adapter.gradient(everything)).float()
+        return total
     for parts in layout:
         for rows in parts:
             loss = adapter.loss(select(step, rows, parts=len(parts)), everything)
@@ -229,30 +238,63 @@ def ask(adapter: Any, case: Case) -> Any:
     inputs = case.inputs
     if case.method not in ("history", "interrupt"):
         inputs = [torch.tensor(x) if isinstance(x, list) else x for x in inputs]
-    if case.method == "kl":
+    method = getattr(adapter, case.method)
+    if case.method in ("kl", "kl_sampled"):
         leaf = inputs[0].requires_grad_()
-        terms = adapter.kl(*inputs)
+        terms = method(*inputs)
         return torch.cat([terms, *torch.autograd.grad(terms.sum(), leaf)])
-    return getattr(adapter, case.method)(*inputs)
+    if case.method == "prepare":
+        advantages, trains = (torch.as_tensor(column).float() for column in method(*inputs))
+        return torch.stack([torch.where(trains > 0, advantages, 0.0), trains])
+    return method(*inputs)
+
+
+def in_time(function: Callable[[], Any]) -> Any:
+    """What the function returns or raises; TimeoutError after `SECONDS`. Its thread is then left to itself."""
+    results: queue.Queue = queue.Queue()
+
+    def run() -> None:
+        try:
+            results.put((function(), None))
+        except (Exception, SystemExit) as error:
+            results.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        result, error = results.get(timeout=SECONDS)
+    except queue.Empty:
+        raise TimeoutError(f"no answer in {SECONDS:g} s; this method is not asked again") from None
+    if error:
+        raise error
+    return result
 
 
 def check(adapter: Any) -> list[Row]:
     """One row a question. Never raises what the adapter raises."""
     rows: dict[str, Row] = {}
+    hanging: dict[str, Exception] = {}  # methods that gave no answer in time
     for case in all_cases():
-        if case.name in rows and rows[case.name].verdict != "not offered":
+        if case.name in rows and rows[case.name].verdict not in NOT_ANSWERED:
             continue
-        topic = case.inputs[0].loss if case.method == "loss" else case.method
-        verdict, detail = "not offered", ""
+        step = case.inputs[0] if case.method == "loss" else None
+        method = "gradient" if step and hasattr(adapter, "gradient") else case.method
+        verdict, detail = "not asked", ""
         try:
-            if hasattr(adapter, case.method):
-                verdict, detail = judge(case, ask(adapter, case))
+            needed = [method, "filter"] if step and step.dropped else [method]
+            if all(hasattr(adapter, name) for name in needed):
+                if None in (getattr(adapter, name) for name in needed):
+                    raise NotImplementedError
+                if method in hanging:
+                    raise hanging[method]
+                verdict, detail = judge(case, in_time(partial(ask, adapter, case)))
         except NotImplementedError:
-            pass
+            verdict = "not offered"
         except (Exception, SystemExit) as error:
+            if isinstance(error, TimeoutError):
+                hanging[method] = error
             verdict = "error"
-            detail = f"{type(error).__name__}: {error}".splitlines()[0]
-        rows[case.name] = Row(topic, case.name, verdict, detail, case.source)
+            detail = (f"{type(error).__name__}: {error}".splitlines() or [""])[0]
+        rows[case.name] = Row(step.loss if step else method, case.name, verdict, detail, case.source, case.kind)
     return list(rows.values())
 
 
@@ -288,12 +330,12 @@ def judge(case: Case, answer: Any) -> tuple[str, str]:
 
 def is_deviation(row: Row) -> bool:
     """Whether the papers say otherwise."""
-    return row.verdict not in NO_DEVIATION
+    return row.kind != "robustness" and row.verdict not in NO_DEVIATION
 
 
 def hint(row: Row) -> str:
     """Where to look for a deviation, by what came out; the case's own mistake only where that says nothing."""
-    if not is_deviation(row) or row.verdict == "error":
+    if row.verdict in (*NO_DEVIATION, "error"):
         return ""
     paper, _, mistake = row.source.rpartition("; ")
     guesses = [guess for start, guess in HINTS.items() if row.detail.startswith(start)] or [f"made for: {mistake}"]
@@ -317,16 +359,29 @@ def main(argv: list[str]) -> int:
     except (Exception, SystemExit) as error:
         print(f"conformance.py: {argv[0]} is no MODULE:CLASS that can be made ({error!r})", file=sys.stderr)
         return 2
-    rows = check(adapter)
-    for row in rows:
-        if row.verdict != "not offered":
-            print(f"{row.topic:10} {row.case:50} {row.verdict} {row.detail}".rstrip() + hint(row))
-    counts = Counter(row.verdict.split(":")[0] for row in rows)
-    print(", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
+    by_settings = {"nearest": check(adapter)}
+    if hasattr(adapter, "settings"):
+        adapter.settings = "default"
+        by_settings["default"] = check(adapter)
+    rows = by_settings["nearest"]
+    for columns in zip(*by_settings.values(), strict=True):
+        row = columns[0]
+        if row.verdict not in NOT_ANSWERED:
+            print(f"{row.kind:10} {row.topic:10} {row.case:50} {row.verdict} {row.detail}".rstrip() + hint(row))
+        if (columns[-1].verdict, columns[-1].detail) != (row.verdict, row.detail):
+            print(f"{'':10} by default {row.case:50} {columns[-1].verdict} {columns[-1].detail}".rstrip())
+    for settings, column in by_settings.items():
+        for kind, counts in score(column).items():
+            print(f"{settings:8} {kind:10} " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
     asked = Counter(row.topic for row in rows)
-    answered = Counter(row.topic for row in rows if row.verdict != "not offered")
+    answered = Counter(row.topic for row in rows if row.verdict not in NOT_ANSWERED)
     print("answered: " + ", ".join(f"{topic} {answered[topic]} of {n}" for topic, n in asked.items()))
-    return 1 if any(map(is_deviation, rows)) or not counts["agrees"] else 0
+    return 1 if any(map(is_deviation, rows)) or not any(row.verdict == "agrees" for row in rows) else 0
+
+
+def score(rows: list[Row]) -> dict[str, Counter]:
+    """How many of each class have which verdict."""
+    return {kind: Counter(row.verdict.split(":")[0] for row in rows if row.kind == kind) for kind in CLASSES}
 
 
 def as_data(value: Any) -> Any:

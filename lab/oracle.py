@@ -124,12 +124,11 @@ def expected_gradient(step: Batch, empty_counts: bool = False) -> Tensor:
     return result
 
 
-def mean_of_means(step: Batch) -> Tensor:
-    """(N, T): what comes out if each microbatch is averaged by itself."""
+def mean_of_means(step: Batch, pieces: list[list[int]]) -> Tensor:
+    """(N, T): what comes out if each piece, a list of rows, is averaged by itself."""
     result = torch.zeros_like(step.logprobs)
-    for parts in step.layout:
-        for rows in parts:
-            result[rows] = expected_gradient(select(step, rows)) / len(parts) / len(step.layout)
+    for rows in pieces:
+        result[rows] = expected_gradient(select(step, rows)) / len(pieces)
     return result
 
 
@@ -177,6 +176,26 @@ def expected_advantages(
         divisor = std(samples) if len(samples) > 1 else 0.0
         result.append((centred[row] - mean) / divisor if divisor else 0.0)
     return result
+
+
+def expected_batch(
+    rewards: list[float],
+    prompts: list[int],
+    group_ids: list[int],
+    truncated: list[int],
+    how: str,
+    definition: str = "",
+) -> list[list[float]]:
+    """[advantages, which rows train] of a batch: centre groups, drop equal ones, take the std, drop truncated rows."""
+    ids = prompts if "one group" in definition else group_ids
+    rows = [i for i in range(len(rewards)) if not (truncated[i] and "without truncated rows" in definition)]
+    unequal = [i for i in rows if any(ids[i] == ids[j] and rewards[i] != rewards[j] for j in rows)]
+    counted = rows if "counts dropped groups" in definition else unequal
+    kept_rewards, kept_ids = [rewards[i] for i in counted], [ids[i] for i in counted]
+    advantages = expected_advantages(kept_rewards, kept_ids, how, [1 for _ in counted], definition)
+    trains = [float(i in unequal and not truncated[i]) for i in range(len(rewards))]
+    of_row = dict(zip(counted, advantages, strict=True))
+    return [[of_row[i] if bit else 0.0 for i, bit in enumerate(trains)], trains]
 
 
 def bf16_head() -> tuple[list[Tensor], Tensor, Tensor]:

@@ -1,7 +1,9 @@
 """conformance.py: our own functions agree in every case, classic mistakes are named, and no adapter gives a traceback."""
 
+import dataclasses
 import json
 import math
+import threading
 
 import pytest
 import torch
@@ -72,6 +74,22 @@ class Ours:
     def kl(self, logprobs, reference, estimator):
         return losses.kl_penalty(logprobs, reference, torch.ones_like(logprobs), estimator)
 
+    def kl_sampled(self, logprobs, reference, estimator):
+        return losses.kl_penalty(logprobs, reference, torch.ones_like(logprobs), estimator, sampling_term=True)
+
+    def tempered(self, logits, targets, temperature):
+        return fp32_head.token_logprobs(logits, torch.eye(logits.shape[1]), targets, temperature=temperature)[0]
+
+    def prepare(self, rewards, prompts, group_ids, truncated, how):
+        keep = filters.has_variance(rewards, group_ids)
+        advantages = torch.zeros_like(rewards)
+        advantages[keep] = losses.normalize_advantages(rewards[keep], group_ids[keep], how)
+        return advantages, keep & (truncated == 0)
+
+    def dynamic_sampling(self, rewards, correct, group_ids):
+        sampler = filters.DynamicSampling(len(rewards))
+        return [sampler.offer(group, correct[group_ids == group]) for group in group_ids]
+
     def stale(self, scores, versions, now):
         recorded = scores[versions, torch.arange(len(versions))].tolist()
         mask = [1] * len(recorded)
@@ -95,7 +113,19 @@ def rows_of(adapter) -> dict[str, conformance.Row]:
 
 
 def test_ours_agrees_in_every_case():
-    assert [row.verdict for row in conformance.check(Ours())] == ["agrees"] * 84
+    assert [row.verdict for row in conformance.check(Ours())] == ["agrees"] * 95
+
+
+def test_every_split_case_sees_what_it_is_named_for():
+    """Averaging each microbatch by itself, or each rank, gives another gradient: the parts are uneven."""
+    seen = 0
+    for case in conformance.all_cases():
+        layout = case.inputs[0].layout if case.method == "loss" else []
+        for mistake, parts in (("microbatches'", sum(map(len, layout))), ("ranks'", len(layout))):
+            if parts > 1:
+                seen += 1
+                assert not torch.allclose(case.also[f"the mean of the {mistake} means"], case.expected), case.name
+    assert seen == 4 * (5 + 2) + 2
 
 
 @pytest.mark.parametrize("how", ["prompt", "batch"])
@@ -116,8 +146,10 @@ def test_who_has_one_average_is_asked_with_that(average, how):
     adapter = type("Adapter", (Ours,), {"loss": loss, "advantages": advantages})()
     rows = conformance.check(adapter)
     refused = {row.case for row in rows if row.verdict == "not offered"}
-    assert {row.verdict for row in rows} == {"agrees", "not offered"}
-    assert len(refused & {row.case for row in rows if row.topic == "on_policy"}) == 30
+    other = {row.verdict for row in rows} - {"agrees", "not offered"}
+    assert other == ({"another definition: its token average"} if average == "token" else set())  # of GSPO
+    answered = {"sample": 10, "prompt": 11, "token": 11}
+    assert len(refused & {row.case for row in rows if row.topic == "on_policy"}) == 42 - answered[average]
     assert not refused & {"equal rewards give exactly 0", "a group of one gives 0"}
     assert {row.topic for row in rows if row.case in refused} == {"on_policy", "advantages"}
 
@@ -274,6 +306,50 @@ def lag_of_the_next_step(self, scores, versions, now):
     return torch.stack([Ours.stale(self, scores, versions, now)[0], (now + 1 - versions).float()])
 
 
+def clamped(self, logprobs, reference, estimator):  # at 10, as verl, SkyRL, OpenRLHF and ms-swift do
+    return Ours.kl(self, logprobs, reference, estimator).clamp(-10, 10)
+
+
+def sampling_left_out(self, logprobs, reference, estimator):
+    return Ours.kl(self, logprobs, reference, estimator)
+
+
+def tokens_only(self, part, step):  # AReaL's GSPO
+    if part.average != "token":
+        raise NotImplementedError
+    return Ours.loss(self, part, step)
+
+
+def merged_prompts(self, rewards, prompts, group_ids, truncated, how):
+    return Ours.prepare(self, rewards, prompts, prompts, truncated, how)
+
+
+def std_before_filter(self, rewards, prompts, group_ids, truncated, how):
+    _, trains = Ours.prepare(self, rewards, prompts, group_ids, truncated, how)
+    return losses.normalize_advantages(rewards, group_ids, how), trains
+
+
+def truncated_first(self, rewards, prompts, group_ids, truncated, how):
+    whole = truncated == 0
+    advantages, trains = torch.zeros_like(rewards), torch.zeros_like(whole)
+    rest = rewards[whole], prompts[whole], group_ids[whole], truncated[whole]
+    advantages[whole], trains[whole] = Ours.prepare(self, *rest, how)
+    return advantages, trains
+
+
+def temperature_1(self, logits, targets, temperature):
+    return Ours.tempered(self, logits, targets, 1.0)
+
+
+def of_shaped_rewards(self, rewards, correct, group_ids):
+    return filters.has_variance(rewards, group_ids)
+
+
+def leave_one_out(self, rewards, group_ids):  # NeMo-RL's, by default
+    others = [rewards[(group_ids == g) & (torch.arange(len(rewards)) != i)] for i, g in enumerate(group_ids)]
+    return [bool((x != x[:1]).any()) for x in others]
+
+
 CAPPED = "CISPO: cap 5, absolute, A > 0"
 HEADS = ["FP32 product of bfloat16 factors", "the same in the generator"]
 STALE = "three versions in one completion"
@@ -313,6 +389,55 @@ PLANTED = {  # mistake: method, case, verdict
     "the oldest version's": ("stale", oldest_version, STALE, "the first version's log-probs and lag"),
     "a lag of one more": ("stale", lag_of_the_next_step, STALE, "a lag that is 1 more"),
     "the phrase trains": ("interrupt", trained_phrase, "no end in the budget: the phrase, masked", ""),
+    "k3 clamped": ("kl", clamped, "KL: k3 of more than 10", "clamped to 10"),
+    "no sampling term": (
+        "kl_sampled",
+        sampling_left_out,
+        "KL: k3 with its sampling term",
+        "without the sampling term",
+    ),
+    "GSPO weighed by tokens": (
+        "loss",
+        tokens_only,
+        "GSPO: the ratio is the geometric mean of a row",
+        "its token average",
+    ),
+    "a prompt drawn twice": (
+        "prepare",
+        merged_prompts,
+        "a prompt drawn twice is two groups",
+        "a prompt drawn twice is one group",
+    ),
+    "std before the filter": (
+        "prepare",
+        std_before_filter,
+        "the std of what the filter keeps",
+        "a std that counts dropped groups",
+    ),
+    "truncated rows leave first": (
+        "prepare",
+        truncated_first,
+        "a truncated row counts in its group's mean",
+        "means without truncated rows",
+    ),
+    "another temperature": (
+        "tempered",
+        temperature_1,
+        "log-probs at the generator's temperature",
+        "log-probs at temperature 1",
+    ),
+    "shaped rewards": (
+        "dynamic_sampling",
+        of_shaped_rewards,
+        "dynamic sampling counts right answers",
+        "by the rewards",
+    ),
+    "the others' std": (
+        "filter",
+        leave_one_out,
+        "the right one of 1, 0, 0, 0 stays",
+        "the std of the other rows",
+    ),
     "goes on after EOS": ("interrupt", goes_on, "ended by itself without the mark", ""),
 }
 
@@ -337,7 +462,8 @@ def with_answer(method, answer):
         ("advantages", torch.ones(1), "no std", "shape (1,) for (8,)"),
         ("advantages", torch.ones(8, 1), "no std", "shape (8, 1) for (8,)"),
         ("advantages", torch.full((8,), math.nan), "no std", "NaN or infinity"),
-        ("filter", None, "1/3 and its next float32 differ", "RuntimeError: Could not infer dtype of NoneType"),
+        ("filter", None, "equal +1, equal -1, mixed", "RuntimeError: Could not infer dtype of NoneType"),
+        ("prepare", 1, "the std of what the filter keeps", "TypeError: 'int' object is not iterable"),
         ("history", 1.5, "9 of 10 is .9", "1.5 for ['a']"),
         ("interrupt", 7, "the answer's budget used up", "7 for None"),
     ],
@@ -416,11 +542,71 @@ def test_what_the_papers_leave_open_is_no_deviation():
     assert not any(map(conformance.is_deviation, rows))
 
 
-def test_nothing_offered_is_no_deviation_and_no_success(monkeypatch, capsys):
-    assert {row.verdict for row in conformance.check(object())} == {"not offered"}
+def test_robustness_is_told_and_sets_no_exit_code(capsys, monkeypatch):
+    """A tolerance of 1e-6 takes 1/3 and its next float32 for equal."""
+
+    def tolerant(self, rewards, group_ids):
+        return torch.stack([(of := rewards[group_ids == g]).max() - of.min() > 1e-6 for g in group_ids])
+
+    monkeypatch.setattr("test_conformance.Tolerant", type("Adapter", (Ours,), {"filter": tolerant}), raising=False)
+    assert conformance.main(["test_conformance:Tolerant"]) == 0
+    assert "nearest  robustness 4 agrees, 1 differs" in capsys.readouterr().out
+
+
+def test_who_does_not_answer_is_not_asked_again(monkeypatch):
+    """The method that hangs gives errors; the others go on."""
+    monkeypatch.setattr(conformance, "SECONDS", 0.05)
+    calls = []
+
+    def hangs(self, visits):
+        calls.append(visits)
+        threading.Event().wait(5)
+
+    rows = rows_of(type("Adapter", (Ours,), {"history": hangs})()).values()
+    assert {(row.topic, row.verdict) for row in rows} == {("history", "error")}
+    assert {row.detail for row in rows} == {"TimeoutError: no answer in 0.05 s; this method is not asked again"}
+    assert (len(calls), len(rows)) == (1, 5)
+
+
+def test_each_verdict_is_given_twice(capsys, monkeypatch):
+    """By a trainer whose penalty has a floor only where it is asked for."""
+
+    def penalty(self, lengths, max_length, cache_length):
+        value = (max_length - cache_length - lengths).clamp(max=0) / cache_length
+        return value.clamp(min=-1) if self.settings == "nearest" else value
+
+    monkeypatch.setattr(
+        "test_conformance.Twice", type("Adapter", (), {"settings": "nearest", "penalty": penalty}), raising=False
+    )
+    assert conformance.main(["test_conformance:Twice"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "other penalty -1 beyond L_max agrees by default -1 beyond L_max differs -4 for -1 nearest" in printed
+    assert "default other 52 not asked, 1 agrees, 1 differs" in printed
+
+
+def test_a_whole_step_may_be_asked():
+    """`gradient` instead of `loss`: one call has the rows of all microbatches."""
+
+    def whole_step(self, step):
+        exact = dataclasses.replace(step, logprobs=step.logprobs.detach())
+        return conformance.expected_gradient(
+            dataclasses.replace(exact, average="sample") if step.loss == "gspo" else exact
+        )
+
+    adapter = type("Adapter", (), {"gradient": whole_step, "filter": None})()
+    rows = [row for row in conformance.check(adapter) if row.source and row.verdict != "not asked"]
+    assert {row.verdict for row in rows} == {"agrees", "not offered"}
+    assert {row.case.split(": ")[-1] for row in rows if row.verdict == "not offered" and row.topic == "on_policy"} == {
+        "a group with equal rewards"
+    }
+
+
+def test_nothing_asked_is_no_deviation_and_no_success(capsys):
+    assert {row.verdict for row in conformance.check(object())} == {"not asked"}
     assert conformance.main(["builtins:object"]) == 1
     summary = capsys.readouterr().out
-    assert summary.startswith("84 not offered\nanswered: cispo 0 of 6, clip 0 of 3, ")
+    assert summary.startswith("nearest  recipe     36 not asked\n")
+    assert "\nanswered: cispo 0 of 6, clip 0 of 3, " in summary
 
 
 @pytest.mark.parametrize("name", ["nothing", "test_conformance", "test_conformance:Nothing", "math:nan"])
@@ -433,13 +619,17 @@ def test_the_command_line(tmp_path, capsys):
     """Ours passes; the vectors are strict JSON, with NaN as null."""
     assert conformance.main(["test_conformance:Ours"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 84 + 2
-    assert lines[-2] == "84 agrees"
-    assert "on_policy 40 of 40" in lines[-1]
+    assert len(lines) == 95 + 4
+    assert [" ".join(line.split()) for line in lines[-4:-1]] == [
+        "nearest recipe 36 agrees",
+        "nearest other 54 agrees",
+        "nearest robustness 5 agrees",
+    ]
+    assert "on_policy 42 of 42" in lines[-1]
     path = tmp_path / "vectors.json"
     assert conformance.main(["--json", str(path)]) == 0
     cases = json.loads(path.read_text(), parse_constant=pytest.fail)
-    assert len({case["name"] for case in cases}) == 84
+    assert len({case["name"] for case in cases}) == 95
     padding = next(case for case in cases if case["name"] == "NaN in the padding")
     assert padding["inputs"][0]["behaviour"][0][2] is None
     assert padding["expected"][0] == pytest.approx([1.0, 2.5, 0.0])
