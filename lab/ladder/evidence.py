@@ -7,6 +7,7 @@ A test compares two sides in a setting, by a measure: compute to a pass rate, or
 tried on seeds that count for nothing. A side's best rate is the one with the least median of sampled tokens to the
 setting's level; where no median reaches it, the one with the highest median end. A best rate at an edge brings the next
 rate, a quarter or four times. Then both sides run SEEDS, paired: each at its best rate, and both at the setting's own.
+Where seconds are measured, nothing else runs.
 """
 
 import csv
@@ -18,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+import by_flags
 import numpy as np
 from run import curves_of
 from rungs import COLUMNS, ROOT, SETTINGS, WITHOUT, Row, climb
@@ -28,11 +30,12 @@ from runs import compute_to
 RATES, EDGES = (0.5, 1.0, 2.0), {0.5: 0.25, 2.0: 4.0}
 PILOTS = (101, 102, 103)
 SEEDS = range(1001, 1011)
-LEVELS = {"discover": 0.5, "stale": 0.25, "mostly-solved": 0.9, "graded": 0.5}  # `ramble` is judged by its end
+LEVELS = {"stale": 0.25, "mostly-solved": 0.9}  # elsewhere .5; `ramble` is judged by its end
+ALONE = ("alone", "vllm")  # `alone` is `discover`, at its rates, in seconds
 
 
 class Test(NamedTuple):
-    """One comparison: `measure` is tokens or passes to the setting's level, or a pass rate at the end."""
+    """One comparison: `measure` is tokens, passes or seconds to the setting's level, or a pass rate at the end."""
 
     change: str
     setting: str
@@ -58,14 +61,25 @@ WHOLE = [
 ]
 # Which change costs the tokens of `discover`: each left out of the whole, at the whole's best rate.
 LEFT_OUT = [Test(name, "discover", "tokens", f"-{name}", "8") for name in WITHOUT]
-TESTS = CHANGES + WHOLE + LEFT_OUT
+# By train.py's flags: the generator a process of its own, where PipelineRL saves waiting; bfloat16, where FP32 logits
+# should matter; DAPO's dynamic sampling at a batch of equal size.
+BY_FLAGS = [
+    Test("PipelineRL", "vllm", "seconds", "0", "1"),
+    Test("PipelineRL", "vllm", "tokens", "0", "1"),
+    Test("ScaleRL", "vllm", "seconds", "0", "8"),
+    Test("FP32 logits", "bfloat16", "tokens", "5", "6"),
+    Test("dynamic sampling", "torch", "tokens", "8", "replaced"),
+    Test("dynamic sampling", "torch", "passes", "8", "replaced"),
+]
+IN_SECONDS = [Test("PipelineRL", "alone", "seconds", "0", "1"), Test("ScaleRL", "alone", "seconds", "0", "8")]
+TESTS = CHANGES + WHOLE + LEFT_OUT + BY_FLAGS + IN_SECONDS
 
 
 def value(curve: Sequence[Row], measure: str) -> float:
     """The measure of one run; NaN for a level that it never reaches."""
     rates = np.array([row["pass_rate"] for row in curve])
-    if measure in ("tokens", "passes"):
-        return compute_to(np.array([row[measure] for row in curve]), rates, LEVELS[curve[0]["setting"]])
+    if measure in ("tokens", "passes", "seconds"):
+        return compute_to(np.array([row[measure] for row in curve]), rates, LEVELS.get(curve[0]["setting"], 0.5))
     if measure == "end":
         return float(rates[-2:].mean())
     trains_with = int(curve[0]["side"]) >= 3  # a rung of `ramble`
@@ -83,7 +97,7 @@ def best_rate(rows: Sequence[Row], setting: str, side: str) -> float | list[tupl
             return waiting
         keys = {}
         for rate, pilots in runs.items():
-            compute = [value(pilots[seed], "tokens") if setting in LEVELS else np.nan for seed in PILOTS]
+            compute = [np.nan if setting == "ramble" else value(pilots[seed], "tokens") for seed in PILOTS]
             end = median(value(pilots[seed], "end") for seed in PILOTS)
             keys[rate] = (median(np.nan_to_num(compute, nan=np.inf)), -end)
         best = min(keys, key=keys.__getitem__)
@@ -93,9 +107,10 @@ def best_rate(rows: Sequence[Row], setting: str, side: str) -> float | list[tupl
 
 
 def missing(rows: Sequence[Row]) -> Iterator[tuple[str, str, float, int]]:
-    """(side, setting, rate, seed) of the next runs: all pilots first; then a seed's pairs stand side by side."""
+    """(side, setting, rate, seed) of the next runs: all pilots first; then a seed's pairs stand side by side, and those
+    whose seconds count come last."""
     best: dict[tuple[str, str], float | list[tuple[float, int]]] = {}
-    for test in CHANGES + WHOLE:
+    for test in CHANGES + WHOLE + BY_FLAGS:
         for side in (test.before, test.after):
             best[test.setting, side] = best_rate(rows, test.setting, side)
     waiting = [
@@ -105,11 +120,13 @@ def missing(rows: Sequence[Row]) -> Iterator[tuple[str, str, float, int]]:
         yield from waiting
         return
     best |= {("discover", test.before): best["discover", "8"] for test in LEFT_OUT}
-    for seed in SEEDS:
-        for (setting, side), rate in best.items():
-            for one in dict.fromkeys((rate, 1.0)):
-                if seed not in curves_of(rows, side, setting, one):
-                    yield side, setting, one, seed
+    best |= {("alone", side): best["discover", side] for side in "018"}
+    for alone in (False, True):
+        for seed in SEEDS:
+            for (setting, side), rate in best.items():
+                for one in dict.fromkeys((rate, 1.0)):
+                    if (setting in ALONE) == alone and seed not in curves_of(rows, side, setting, one):
+                        yield side, setting, one, seed
 
 
 def rows_in(folder: Path) -> list[Row]:
@@ -124,7 +141,8 @@ def rows_in(folder: Path) -> list[Row]:
 
 def make(side: str, setting: str, rate: float, seed: int, folder: Path) -> None:
     """One run, whose evaluations go to a file of their own."""
-    rows = climb(side, setting, seed, rate)
+    run = by_flags.train if setting in by_flags.SETTINGS else climb
+    rows = run(side, setting, seed, rate)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{setting}_{side}_{rate:g}_{seed}.csv"
     with path.with_suffix(".new").open("w", newline="") as file:
@@ -138,8 +156,11 @@ def main(argv: Sequence[str]) -> int:
     """Each run has a process of its own. Exit code: 0, or 2 for a side or setting that is not there."""
     if len(argv) == 5:
         side, setting, rate, seed, folder = argv
-        if setting not in SETTINGS or side.removeprefix("-") not in {*map(str, range(9)), *WITHOUT}:
-            print(f"evidence.py: no side {side} in {setting}; settings: {', '.join(SETTINGS)}", file=sys.stderr)
+        rungs = {*map(str, range(9)), *(f"-{name}" for name in WITHOUT)}
+        sides = by_flags.SIDES if setting in by_flags.SETTINGS else rungs
+        settings = [*SETTINGS, *by_flags.SETTINGS]
+        if setting not in settings or side not in sides:
+            print(f"evidence.py: no side {side} in {setting}; settings: {', '.join(settings)}", file=sys.stderr)
             return 2
         make(side, setting, float(rate), int(seed), Path(folder))
         return 0
@@ -150,7 +171,9 @@ def main(argv: Sequence[str]) -> int:
     running: dict[tuple, subprocess.Popen] = {}
     while True:
         for run in missing(rows_in(folder)):
-            if run not in running and len(running) < at_once:
+            _, setting, _, seed = run
+            most = 1 if setting in ALONE and seed in SEEDS else at_once
+            if run not in running and len(running) < most:
                 command = [sys.executable, __file__, *map(str, run), str(folder)]
                 running[run] = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         if not running:

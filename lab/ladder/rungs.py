@@ -46,6 +46,7 @@ class Setting(NamedTuple):
 STALE = {"K": 16, "LR": 1.75e-4, "Pacer": partial(Pacer, min_ready=15 * 8)}  # all tokens as old as is allowed
 SETTINGS = {
     "discover": Setting(48, {}),
+    "alone": Setting(48, {}),  # the same, where seconds are measured
     "stale": Setting(72, STALE),
     "ramble": Setting(24, {}, ramble),
     "mostly-solved": Setting(96, {"B": 16, "G": 8, "LR": 1.75e-4}, lambda seed, _: rare(seed, 1024)),  # small effects

@@ -82,7 +82,7 @@ def test_scalerl_without_one_of_its_changes_runs(name, small):
 
 def curve(setting, side, rate, seed, tokens_to_level, end=0.9):
     """From 0 straight to twice the level at twice the tokens; or, if it takes no number, to a tenth of it."""
-    level = evidence.LEVELS.get(setting, 0.4)
+    level = evidence.LEVELS.get(setting, 0.5)
     top = 2 * level if tokens_to_level else level / 10
     base = {"setting": setting, "side": side, "rate": rate, "seed": seed, "other": 0.1}
     points = [(0, 0.0), (2 * (tokens_to_level or 1), top), (9e9, end), (9e9, end)]
@@ -120,8 +120,10 @@ def test_measures_by_hand():
 
 
 def test_runs_come_in_pairs_once_the_rates_are_chosen():
-    """All pilots agree on the setting's rate: then ten seeds of each side, once, and of ScaleRL without each change."""
-    sides = {(test.setting, side) for test in evidence.CHANGES + evidence.WHOLE for side in (test.before, test.after)}
+    """All pilots agree on the setting's rate: then ten seeds of each side, once, of ScaleRL without each change, and of
+    three sides alone; those whose seconds count are the last."""
+    tests = evidence.CHANGES + evidence.WHOLE + evidence.BY_FLAGS
+    sides = {(test.setting, side) for test in tests for side in (test.before, test.after)}
     rows = [
         row
         for setting, side in sides
@@ -130,7 +132,8 @@ def test_runs_come_in_pairs_once_the_rates_are_chosen():
         for row in curve(setting, side, rate, seed, 100 if rate == 1 else 200, 0.9 if rate == 1 else 0.5)
     ]
     runs = list(evidence.missing(rows))
-    assert len(runs) == len(set(runs)) == 10 * (len(sides) + 7) and {run[2] for run in runs} == {1.0}
+    assert len(runs) == len(set(runs)) == 10 * (len(sides) + 7 + 3) and {run[2] for run in runs} == {1.0}
+    assert {run[1] for run in runs[-60:]} == {"alone", "vllm"} and "alone" not in {run[1] for run in runs[:-60]}
     assert next(iter(evidence.missing(rows[4:])))[2:] == (rows[0]["rate"], rows[0]["seed"])
 
 
