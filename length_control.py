@@ -69,8 +69,8 @@ COLLAPSE_TRUNCATION = 0.10  # and above which runs have collapsed
 class SecondLeg:
     """The request that follows a first leg that was cut.
 
-    Send it with the first leg's cache_salt (vLLM shares cached keys and values only within one salt): then vLLM finds
-    the first leg in its prefix cache and prefills only the last, incomplete block and the phrase.
+    In vLLM: send it with the first leg's cache_salt (it shares cached keys and values within one salt): then it finds
+    the first leg in its cache of prefixes and computes only the last, incomplete block and the phrase.
     """
 
     prompt_ids: list[int]  # the complete new prompt: old prompt + first leg + forced_ids
