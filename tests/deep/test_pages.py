@@ -1,12 +1,15 @@
 """What the pages name is there and can work: files, links and their anchors, targets, flags, commands, snippets."""
 
+import base64
 import contextlib
 import io
+import json
 import re
 import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -171,3 +174,22 @@ def test_each_script_that_a_page_names_starts():
 
 def test_the_first_page_is_short():
     assert len(PAGES[ROOT / "README.md"].split()) <= 1_400
+
+
+def test_the_tour_shows_what_its_code_does():
+    """`python lab/tour.py` stores the outputs, and a hash of the code that made them: of all but the first cell, which
+    only fetches the repository. Pictures are of one width, and no warning names a folder of ours."""
+    text = (ROOT / "tour.ipynb").read_text()
+    notebook = json.loads(text)
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    code = "\n".join("".join(cell["source"]) for cell in cells[1:])
+    assert notebook["metadata"]["code"] == sha256(code.encode()).hexdigest(), "run python lab/tour.py"
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    widths = [
+        picture["metadata"].get("image/png", {}).get("width")
+        or int.from_bytes(base64.b64decode(picture["data"]["image/png"])[16:20])  # of the PNG itself
+        for picture in pictures
+    ]
+    assert len(widths) == 4 and len(set(widths)) == 1 and len(text) < 400_000
+    assert {output.get("name") for output in outputs} == {None, "stdout"}
