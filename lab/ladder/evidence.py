@@ -1,7 +1,7 @@
 """What each change of the ladder brings, at each side's own best rate: the tests, chosen before their runs; the runs.
 
-    python lab/ladder/evidence.py FOLDER     # makes what is missing of them; it may be stopped, and goes on
-    python lab/ladder/evidence.py FOLDER 2   # two runs at once
+    python lab/ladder/evidence.py FOLDER                # makes what is missing of them; it may be stopped, and goes on
+    python lab/ladder/evidence.py FOLDER --at_once 2    # two runs at once
 
 A test compares two sides in a setting, by a measure: compute to a pass rate, or the pass rate at the end. RATES are
 tried on seeds that count for nothing. A side's best rate is the one with the least median of sampled tokens to the
@@ -10,19 +10,19 @@ rate, a quarter or four times. Then both sides run SEEDS, paired: each at its be
 Where seconds are measured, nothing else runs.
 """
 
+import argparse
 import csv
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import by_flags
 import numpy as np
-from run import curves_of
-from rungs import COLUMNS, ROOT, SETTINGS, WITHOUT, Row, climb
+from rungs import COLUMNS, ROOT, SETTINGS, WITHOUT, Row, climb, curves_of
 
 sys.path.insert(0, str(ROOT / "lab" / "evidence"))
 from runs import compute_to
@@ -60,7 +60,7 @@ WHOLE = [
     for measure in ("tokens", "passes", "end")
 ]
 # Which change costs the tokens of `discover`: each left out of the whole, at the whole's best rate.
-LEFT_OUT = [Test(name, "discover", "tokens", f"-{name}", "8") for name in WITHOUT]
+LEFT_OUT = [Test(name, "discover", "tokens", f"no-{name}", "8") for name in WITHOUT]
 # By train.py's flags: the generator a process of its own, where PipelineRL saves waiting; bfloat16, where FP32 logits
 # should matter; DAPO's dynamic sampling at a batch of equal size.
 BY_FLAGS = [
@@ -152,32 +152,18 @@ def make(side: str, setting: str, rate: float, seed: int, folder: Path) -> None:
     path.with_suffix(".new").rename(path)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Each run has a process of its own. Exit code: 0, or 2 for a side or setting that is not there."""
-    if len(argv) == 5:
-        side, setting, rate, seed, folder = argv
-        rungs = {*map(str, range(9)), *(f"-{name}" for name in WITHOUT)}
-        sides = by_flags.SIDES if setting in by_flags.SETTINGS else rungs
-        settings = [*SETTINGS, *by_flags.SETTINGS]
-        if setting not in settings or side not in sides:
-            print(f"evidence.py: no side {side} in {setting}; settings: {', '.join(settings)}", file=sys.stderr)
-            return 2
-        make(side, setting, float(rate), int(seed), Path(folder))
-        return 0
-    if len(argv) not in (1, 2) or argv[0].startswith("-"):
-        print(__doc__)
-        return 0
-    folder, at_once = Path(argv[0]), int(argv[1]) if argv[1:] else 1
+def work(todo: Callable[[Sequence[Row]], Iterable[tuple]], folder: Path, at_once: int) -> None:
+    """Makes what `todo` says of the rows that are there. Raises SystemExit for a run that fails."""
     running: dict[tuple, subprocess.Popen] = {}
     while True:
-        for run in missing(rows_in(folder)):
+        for run in todo(rows_in(folder)):
             _, setting, _, seed = run
             most = 1 if setting in ALONE and seed in SEEDS else at_once
             if run not in running and len(running) < most:
-                command = [sys.executable, __file__, *map(str, run), str(folder)]
+                command = [sys.executable, __file__, str(folder), "--one", *map(str, run)]
                 running[run] = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         if not running:
-            return 0
+            return
         time.sleep(0.5)
         for run in [run for run, process in running.items() if process.poll() is not None]:
             if running.pop(run).returncode:
@@ -185,5 +171,30 @@ def main(argv: Sequence[str]) -> int:
             print(*run, flush=True)
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    """Each run has a process of its own."""
+    parser = argparse.ArgumentParser("evidence.py", description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path, help="the runs that are there, and those that are made")
+    parser.add_argument("--at_once", type=int, default=1, help="runs side by side")
+    parser.add_argument("--one", nargs=4, metavar=("SIDE", "SETTING", "RATE", "SEED"), help="this run and no other")
+    args = parser.parse_args(argv)
+    if not args.one:
+        work(missing, args.folder, args.at_once)
+        return 0
+    side, setting, rate, seed = args.one
+    settings = [*SETTINGS, *by_flags.SETTINGS]
+    sides = (
+        by_flags.SIDES if setting in by_flags.SETTINGS else [*map(str, range(9)), *(f"no-{name}" for name in WITHOUT)]
+    )
+    if setting not in settings or side not in sides:
+        parser.error(f"no side {side!r} in {setting!r}; settings: {', '.join(settings)}; sides: {', '.join(sides)}")
+    try:
+        numbers = float(rate), int(seed)
+    except ValueError:
+        parser.error(f"RATE and SEED are numbers, not {rate!r} and {seed!r}")
+    make(side, setting, *numbers, args.folder)
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from run import NAMES, curves_of, draw, measure_of, published
-from rungs import COLUMNS, PAGE, ROOT, RUNGS, Row
+from run import NAMES, draw, measure_of
+from rungs import COLUMNS, PAGE, ROOT, RUNGS, Row, curves_of, published
 from scipy.stats import ttest_1samp
 
 sys.path.insert(0, str(ROOT / "lab" / "evidence"))

@@ -4,14 +4,13 @@ python lab/ladder/run.py 3           # 0 is GRPO, 8 is recipe.py
 """
 
 import argparse
-import csv
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from rungs import OUT, PAGE, RUNGS, Row, climb, section, source
+from rungs import OUT, RUNGS, Row, climb, curves_of, published, section, source
 
 NAMES = [section(rung).partition("\n")[0] for rung in range(len(RUNGS))]
 AXES = {"tokens": "sampled tokens", "passes": "tokens through the model, ×3 where they train"}
@@ -21,25 +20,6 @@ MEASURES = {2: ("tokens", 0.25), 3: ("tokens", None), 4: ("passes", 0.5), 5: ("t
 def measure_of(rung: int) -> tuple[str, float | None]:
     """The compute over which the rung's change should show, and the pass rate to which it counts; None: the end."""
     return MEASURES.get(rung, ("tokens", 0.5))
-
-
-def published() -> list[Row]:
-    """The evaluations of curves.csv."""
-    with PAGE.with_name("curves.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    return [
-        {key: value if key in ("setting", "side") else float(value or "nan") for key, value in row.items()}
-        for row in rows
-    ]
-
-
-def curves_of(rows: Iterable[Row], side: object, setting: str, rate: float = 1.0) -> dict[int, list[Row]]:
-    """By seed."""
-    curves: dict[int, list[Row]] = {}
-    for row in rows:
-        if (row["side"], row["setting"], row["rate"]) == (str(side), setting, rate):
-            curves.setdefault(int(row["seed"]), []).append(row)
-    return curves
 
 
 def draw(rung: int, rows: Sequence[Row], path: Path, own: Sequence[Row] = ()) -> None:

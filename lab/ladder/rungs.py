@@ -1,14 +1,15 @@
 """The rungs from GRPO to ScaleRL: their files, made from recipe.py, and the settings in which they run.
 
 README.md beside this file is the one place of the diffs. A rung's file is recipe.py with the diffs above it undone. A
-*side* is a rung's number, or `-NAME`: ScaleRL without one of its changes (WITHOUT).
+*side* is a rung's number, or `no-NAME`: ScaleRL without one of its changes (WITHOUT).
 """
 
+import csv
 import importlib.util
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,6 +98,25 @@ WITHOUT: dict[str, dict[str, Any]] = {
 }
 
 
+def published() -> list[Row]:
+    """The evaluations of curves.csv."""
+    with PAGE.with_name("curves.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [
+        {key: value if key in ("setting", "side") else float(value or "nan") for key, value in row.items()}
+        for row in rows
+    ]
+
+
+def curves_of(rows: Iterable[Row], side: object, setting: str, rate: float = 1.0) -> dict[int, list[Row]]:
+    """By seed."""
+    curves: dict[int, list[Row]] = {}
+    for row in rows:
+        if (row["side"], row["setting"], row["rate"]) == (str(side), setting, rate):
+            curves.setdefault(int(row["seed"]), []).append(row)
+    return curves
+
+
 def section(rung: int) -> str:
     """What the page says of the rung, its name first."""
     return re.split(r"^## \d\. ", PAGE.read_text(), flags=re.M)[rung + 1]
@@ -130,7 +150,7 @@ def source(rung: int) -> str:
 
 def climb(side: str, name: str, seed: int = 0, rate: float = 1.0, steps: int | None = None) -> list[Row]:
     """Trains a side in a setting at `rate` times its learning rate, and returns its evaluations."""
-    setting, without = SETTINGS[name], WITHOUT.get(side.removeprefix("-"), {})
+    setting, without = SETTINGS[name], WITHOUT.get(side.removeprefix("no-"), {})
     OUT.mkdir(parents=True, exist_ok=True)
     path = OUT / f"rung_{side}.py"
     path.write_text(source(len(RUNGS) - 1 if without else int(side)))

@@ -73,7 +73,7 @@ def test_each_rung_runs(rung, small):
 @pytest.mark.parametrize("name", rungs.WITHOUT)
 def test_scalerl_without_one_of_its_changes_runs(name, small):
     """In turns no token is older than the eight updates of its turn; without the phrase the other evaluation has it."""
-    rows = rungs.climb(f"-{name}", "ramble", rate=0.5, steps=16)
+    rows = rungs.climb(f"no-{name}", "ramble", rate=0.5, steps=16)
     assert [row["step"] for row in rows] == [0, 8, 16] and all(row["rate"] == 0.5 for row in rows)
     assert rows[1]["other"] is None and 0 <= rows[2]["other"] <= 1
     if name == "PipelineRL":
@@ -176,15 +176,15 @@ def test_a_row_of_the_table_by_hand():
 
 
 def test_the_page_has_the_table_of_the_published_curves():
-    assert f"<!-- refit ladder -->\n{publish.table(run.published())}\n<!-- end -->" in run.PAGE.read_text()
+    assert f"<!-- refit ladder -->\n{publish.table(rungs.published())}\n<!-- end -->" in rungs.PAGE.read_text()
 
 
 def test_the_published_curves_are_whole():
     """All that the table counts, from step 0 to the setting's last."""
-    rows = run.published()
+    rows = rungs.published()
     for rung in range(1, 9):
         for number in (rung - 1, rung):
-            curves = run.curves_of(rows, number, rungs.RUNGS[rung])
+            curves = rungs.curves_of(rows, number, rungs.RUNGS[rung])
             assert len(curves) >= 3
             for curve in curves.values():
                 assert [curve[0]["step"], curve[-1]["step"]] == [0, rungs.SETTINGS[rungs.RUNGS[rung]].steps]
