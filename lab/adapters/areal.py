@@ -1,8 +1,8 @@
 """AReaL cbff54d (22 August 2026): cispo_loss_fn, ppo_actor_loss_fn, Normalization, M2PO's mask, its penalty and KL.
 
-Nearest: `use_cispo_loss eps_clip=1 eps_clip_higher=4`, proximal log-probs of the generator, `reward_norm` with mean_level
-group and std_level batch. Default: its own numbers, with recomputed proximal log-probs. Its engine weighs a microbatch by
-its share of the step's tokens, times the ranks.
+Nearest: `use_cispo_loss eps_clip=1 eps_clip_higher=4`, proximal log-probs of the generator, `reward_norm` with
+mean_level group and std_level batch. Default: its own numbers, with recomputed proximal log-probs. Its engine weighs a
+microbatch by its share of the step's tokens, times the ranks.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """NeMo-RL 7ea279a (22 August 2026): ClippedPGLossFn, GRPO's advantages, its KL, dynamic sampling and reward shaping.
 
-Nearest: `use_cispo ratio_clip_max=4` (its recipe for ScaleRL writes 5, a cap of 6), `prev_logprobs` of the generator, no
-leave-one-out baseline, no clamp of the KL. Default: its own numbers. The loss divides by the tokens or rows of the whole
-step, and the driver undoes the mean over ranks.
+Nearest: `use_cispo ratio_clip_max=4` (its recipe for ScaleRL writes 5, a cap of 6), `prev_logprobs` of the generator,
+no leave-one-out baseline, no clamp of the KL. Default: its own numbers. The loss divides by the tokens or rows of the
+whole step, and the driver undoes the mean over ranks.
 """
 
 from types import SimpleNamespace

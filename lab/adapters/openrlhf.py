@@ -1,7 +1,8 @@
 """OpenRLHF 0.11.2 (14 September 2026): PolicyLoss, statements of compute_advantages_and_returns, its penalty and KL.
 
-There is no CISPO. Nearest: `reinforce_baseline` for `batch`, `dr_grpo` for `none`, token or sample loss. Default: its own
-clips of .2, its threshold of .5 to 5. The actor gives tokens and rows of the whole step; rows without tokens are not counted.
+There is no CISPO. Nearest: `reinforce_baseline` for `batch`, `dr_grpo` for `none`, token or sample loss. Default: its
+own clips of .2, its threshold of .5 to 5. The actor gives tokens and rows of the whole step; rows without tokens are
+not counted.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """Puts the cases of conformance.py to every trainer whose wheel or source lies in a folder, and prints a table.
 
     python lab/adapters/score.py FOLDER            the table; what could not be asked, and why, on the error stream
-    python lab/adapters/score.py FOLDER --write    also into conformance.md, and all verdicts into verdicts.json
+    python lab/adapters/score.py FOLDER --write    also into conformance.md; what deviates goes into verdicts.json
 
 FOLDER is filled by `pip download --no-deps` and by `git archive`, as conformance.md says. One number a verdict:
 
@@ -76,7 +76,11 @@ def main(argv: list[str]) -> int:
         cells += [counts(default, "recipe"), counts(default, "other"), deviations(nearest)]
         table.append(f"|{'|'.join(cells)}|")
         verdicts[path.stem] = {"version": source.version} | {
-            settings: {row.case: f"{row.verdict} {row.detail}".strip() for row in rows}
+            settings: {
+                row.case: f"{row.verdict} {row.detail}".strip()
+                for row in rows
+                if row.verdict not in ("agrees", *conformance.NOT_ANSWERED)
+            }
             for settings, rows in asked.items()
         }
     text = "\n".join(table)

@@ -1,7 +1,7 @@
 """slime 624b824 (21 August 2026): statements of policy_loss_function, reducers of cp_utils.py, rewards, filter, KL.
 
-Nearest: `--advantage-estimator cispo --eps-clip 1 --eps-clip-high 4 --use-rollout-logprobs`. Default: the clips of .2 and
-the other numbers of utils/arguments.py, typed here; old log-probs are the trainer's. Rows are not padded. Megatron
+Nearest: `--advantage-estimator cispo --eps-clip 1 --eps-clip-high 4 --use-rollout-logprobs`. Default: the clips of .2
+and the other numbers of utils/arguments.py, typed here; old log-probs are the trainer's. Rows are not padded. Megatron
 divides by the number of microbatches, or by the sum of `num_tokens`, and averages over ranks.
 """
 
@@ -77,7 +77,9 @@ class Adapter:
         )["pg_loss"]  # fmt: skip
         if part.average == "sample":
             return loss / len(step.rows) * part.ranks
-        counts = [self.source.run(LOSS, "loss_function", "num_tokens =", "num_tokens =", batch={"loss_masks": step.mask})]
+        counts = [
+            self.source.run(LOSS, "loss_function", "num_tokens =", "num_tokens =", batch={"loss_masks": step.mask})
+        ]
         return loss / counts[0]["num_tokens"] * part.ranks
 
     def advantages(self, rewards, group_ids, how, lengths):

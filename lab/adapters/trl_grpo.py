@@ -1,7 +1,8 @@
 """TRL 1.16.0 (15 October 2026): GRPOTrainer, by the statements of its two long methods.
 
-Nearest: `loss_type=cispo epsilon_high=5 vllm_importance_sampling_mode=token_truncate vllm_importance_sampling_clip_max=5
-scale_rewards=batch mask_truncated_completions`. Default: every number stays. The scaling over microbatches and ranks stands in the loss itself; all have the same number of rows.
+Nearest: `loss_type=cispo epsilon_high=5 vllm_importance_sampling_mode=token_truncate
+vllm_importance_sampling_clip_max=5 scale_rewards=batch mask_truncated_completions`. Default: every number stays. The
+scaling over microbatches and ranks stands in the loss itself; all have the same number of rows.
 """
 
 from types import SimpleNamespace
