@@ -36,7 +36,7 @@ def counts(rows: list[conformance.Row], kind: str) -> str:
                 numbers[3 + conformance.NOT_ANSWERED.index(row.verdict)] += 1
             else:
                 numbers[1 if row.verdict.startswith("another") else 2] += 1
-    return " / ".join(map(str, numbers))
+    return "/".join(map(str, numbers))
 
 
 def deviations(rows: list[conformance.Row]) -> str:

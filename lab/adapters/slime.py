@@ -77,10 +77,9 @@ class Adapter:
         )["pg_loss"]  # fmt: skip
         if part.average == "sample":
             return loss / len(step.rows) * part.ranks
-        counts = [
-            self.source.run(LOSS, "loss_function", "num_tokens =", "num_tokens =", batch={"loss_masks": step.mask})
-        ]
-        return loss / counts[0]["num_tokens"] * part.ranks
+        batch = {"loss_masks": step.mask}
+        run = self.source.run(LOSS, "loss_function", "num_tokens =", "num_tokens =", batch=batch)
+        return loss / run["num_tokens"] * part.ranks
 
     def advantages(self, rewards, group_ids, how, lengths):
         ids, sizes = torch.unique_consecutive(group_ids, return_counts=True)

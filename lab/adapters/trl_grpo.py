@@ -17,6 +17,33 @@ MODES = {"tis": "token_truncate", "icepop": "token_mask"}
 GENERATION = "GRPOTrainer._generate_and_score_completions"
 
 
+def kind_of(part):
+    """TRL's name of a loss with this average; NotImplementedError if it has none."""
+    kind = "cispo" if part.loss == "cispo" and part.average == "token" else LOSSES.get(part.average)
+    if kind is None or part.loss in ("dppo", "m2po") or (part.loss == "cispo" and kind != "cispo"):
+        raise NotImplementedError
+    return kind
+
+
+def set_nearest(trainer, part):
+    """The numbers that a case asks for, as the trainer's attributes."""
+    options = part.options
+    if not options:
+        return
+    trainer.vllm_importance_sampling_clip_max = options.get("cap", 1e9)
+    if part.loss not in MODES:
+        trainer.vllm_importance_sampling_mode = "token_truncate"
+    if part.loss == "cispo":
+        trainer.epsilon_high = options["cap"]
+    elif part.loss == "icepop":
+        trainer.vllm_importance_sampling_clip_min = options["low"]
+        trainer.vllm_importance_sampling_clip_max = options["high"]
+    elif part.loss == "deepseek":
+        trainer.off_policy_mask_threshold = options["high"]
+    else:
+        trainer.epsilon_low, trainer.epsilon_high = options["low"], options["high"]
+
+
 class Adapter:
     settings = "nearest"
     filter = history = interrupt = dynamic_sampling = None
@@ -27,12 +54,9 @@ class Adapter:
         self.off_policy_mask = self.source.functions(TRAINER, "GRPOTrainer.get_off_policy_mask").get_off_policy_mask
 
     def loss(self, part, step):
-        kind = "cispo" if part.loss == "cispo" and part.average == "token" else LOSSES.get(part.average)
-        if kind is None or part.loss in ("dppo", "m2po") or (part.loss == "cispo" and kind != "cispo"):
-            raise NotImplementedError
         if part.average in ("sample", "constant"):
             equal_rows(step)
-        trainer = self.trainer(part, kind)
+        trainer = self.trainer(part)
         ratio = self.source.run(
             TRAINER, GENERATION, "mask = completion_mask if tool_mask", "if self.vllm_importance_sampling_mode in",
             self=trainer, completion_mask=part.mask, tool_mask=None, old_per_token_logps=part.old,
@@ -50,11 +74,11 @@ class Adapter:
             self=trainer, inputs=inputs, per_token_logps=part.logprobs, mask=part.mask, entropy_mask=None,
         )["loss"]  # fmt: skip
 
-    def trainer(self, part, kind):
+    def trainer(self, part):
         """What `self` is in TRL's methods."""
         default = self.source.defaults("trl/trainer/grpo_config.py", "GRPOConfig")
         trainer = SimpleNamespace(
-            loss_type=kind, beta=0.0, use_vllm=True, vllm_importance_sampling_correction=True,
+            loss_type=kind_of(part), beta=0.0, use_vllm=True, vllm_importance_sampling_correction=True,
             importance_sampling_level="sequence" if part.loss == "gspo" else "token",
             epsilon_low=default.epsilon, epsilon_high=default.epsilon_high or default.epsilon,
             vllm_importance_sampling_mode=MODES.get(part.loss, default.vllm_importance_sampling_mode),
@@ -65,21 +89,8 @@ class Adapter:
             model=SimpleNamespace(training=True), current_gradient_accumulation_steps=part.parts,
             accelerator=SimpleNamespace(num_processes=part.ranks), max_completion_length=int(part.constant),
         )  # fmt: skip
-        options = part.options
-        if self.settings == "default" or not options:
-            return trainer
-        trainer.vllm_importance_sampling_clip_max = options.get("cap", 1e9)
-        if part.loss not in MODES:
-            trainer.vllm_importance_sampling_mode = "token_truncate"
-        if part.loss == "cispo":
-            trainer.epsilon_high = options["cap"]
-        elif part.loss == "icepop":
-            trainer.vllm_importance_sampling_clip_min = options["low"]
-            trainer.vllm_importance_sampling_clip_max = options["high"]
-        elif part.loss == "deepseek":
-            trainer.off_policy_mask_threshold = options["high"]
-        else:
-            trainer.epsilon_low, trainer.epsilon_high = options["low"], options["high"]
+        if self.settings == "nearest":
+            set_nearest(trainer, part)
         return trainer
 
     def advantages(self, rewards, group_ids, how, lengths):
