@@ -135,7 +135,7 @@ def loss_case(name: str, source: str, step: Batch, kind: str) -> Case:
     of_ranks = [joined(parts) for parts in step.layout]
     of_all_ranks = [joined(parts) for parts in zip(*step.layout, strict=True)]
     also = {
-        "an empty row counts": counted,
+        "an empty row counts" + " as a token" * (step.average == "token"): counted,
         "the mean of the microbatches' means": mean_of_means(asked, microbatches),
         "the mean of the ranks' means": mean_of_means(asked, of_ranks),
         "the mean of the means of all ranks' microbatches": mean_of_means(asked, of_all_ranks),
