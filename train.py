@@ -112,8 +112,8 @@ def train(run: Run) -> None:
         else:
             run.generator.release(len(round_groups))
         recorder.write_samples(progress.step, batches[-1])
-        evaluator.begin_if_due(progress)  # every `eval_every` steps; it runs during the next step
         save_if_due(run, before=first_step)
+        evaluator.begin_if_due(progress)  # every `eval_every` steps; it runs during the next step
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -112,6 +112,10 @@ FAULTS = {
     "killed after a save": Fault(Replay, "take", 3, Killed(), None, "", 2, 2),
     "killed in a save": Fault(Accelerator, "save_state", 2, Killed(), None, "", 2, 4),
     "killed in an evaluation": Fault(Replay, "result_of", 4, Killed(), None, "", 2, 3),
+    "killed at a checkpoint where an evaluation began": Fault(Replay, "take", 7, Killed(), None, "", 6, 6),
+    "killed while that of step 0 waits, since step 1 made no update": Fault(
+        Replay, "take", 2, Killed(), None, "", 1, 1, "--batch_prompts 1 --rollouts 2 --save_every 1"
+    ),
     "killed in a phase of two updates": Fault(Replay, "take", 3, Killed(), None, "", 4, 4, PHASES),
     "killed in the middle of dynamic sampling": Fault(Replay, "take", 15, Killed(), None, "", 4, 4, REFILLED),
     # Bad gradients begin at step 3; step 4 is saved, with the weights of step 2.
