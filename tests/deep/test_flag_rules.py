@@ -35,7 +35,7 @@ BORDERS = """
 --eps_max 8 --loss lab.masks:icepop | --loss lab.masks:icepop
 --engine_args {"block_size":1} --engine torch | --engine_args {"block_size":1} --engine lab.fast_vllm:FastEngine
 --engine_args {"hf_overrides":{}} | --engine_args {}
---engine_args max_num_seqs=8 | --max_num_seqs 8
+--engine_args max_num_seqs=16 | --max_num_seqs 16
 """.strip().splitlines()
 
 
