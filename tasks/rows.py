@@ -284,8 +284,11 @@ def prompt_messages(value: object) -> list[dict[str, str]] | None:
         if not isinstance(message, dict):
             return None
         role, content = message.get("role"), message.get("content")
-        if isinstance(content, list):  # in parts
-            content = "".join(str(field_of(part, "text")) for part in content)
+        if isinstance(content, list):  # in parts; one without text, as an image, is missing from the question
+            try:
+                content = "".join(part["text"] for part in content)
+            except (TypeError, LookupError):
+                return None
         if not isinstance(role, str) or not isinstance(content, str):
             return None
         messages.append({"role": role, "content": clean_text(content)})

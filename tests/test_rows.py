@@ -82,6 +82,7 @@ def test_bad_rows_are_counted_by_kind(tmp_path):
     turns = [says("user", "6 * 7?"), says("assistant", "It is 42.")]
     pairs = [
         ("What is it?", "1"), ("", "1"), (" \n", "1"), (5, "1"), ([{"role": "user"}], "1"), ([], "1"), ("null", None),
+        *(([says("user", [{"text": "How many?"}, part])], "1") for part in ("2 + 2?", {"type": "image"}, {"text": None}, 3)),
         ("list", [1, 2]), ("bool", True), ("empty", " "), ("empty2", "#### "), (" What\n is it?", "5"), ("lone \ud800", "7"),
         (turns, "42"), ([*turns, turns[0]], "42"),
     ]  # fmt: skip
@@ -90,7 +91,7 @@ def test_bad_rows_are_counted_by_kind(tmp_path):
     usable, skipped = read(write_rows(tmp_path / "a.jsonl", rows))
     twice = "not_json not_an_object empty_prompt no_answer answer_is_no_text empty_answer".split()
     once = {"duplicate_prompt": 1, "ends_with_assistant": 1}
-    assert skipped == dict.fromkeys(twice, 2) | once | {"prompt_is_no_text": 5}
+    assert skipped == dict.fromkeys(twice, 2) | once | {"prompt_is_no_text": 9}
     conversation = ("6 * 7?\n\nIt is 42.\n\n6 * 7?", "42")
     assert list(usable.values()) == [("What is it?", "1"), ("lone \ufffd", "7"), conversation]
 
