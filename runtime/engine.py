@@ -117,7 +117,10 @@ def choose_engine(flags: Flags) -> str:
 def engine_class(flags: Flags) -> Any:
     """The class of --engine: `torch`, `vllm`, or your own `module:Class`. Raises UsageError."""
     if ":" in flags.engine:
-        return own_code(flags, "engine")
+        kind = own_code(flags, "engine")
+        if not isinstance(kind, type):
+            raise UsageError(f"--engine {flags.engine} is no class.")
+        return kind
     return TorchEngine if flags.engine == "torch" else RunEngine
 
 

@@ -186,6 +186,8 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
             raise UsageError(f"--held_out {flags.held_out}: {error}.") from error
         except Exception as error:  # somebody's function, which may raise anything
             raise UsageError(f"--task {flags.task} raises {reason_of(error)}.") from error
+        if not hasattr(task, "train"):
+            raise UsageError(f"--task {flags.task} returns no Task (tasks/prompts.py).")
         return task
     from transformers import AutoTokenizer
 

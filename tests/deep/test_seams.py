@@ -18,6 +18,10 @@ from tasks.named import named
 MINE = """
 def raises(*arguments):
     raise KeyError("no such digit")
+
+
+def nothing(*arguments):
+    pass
 """
 # What is named | the sentence after the flag and the name
 WRONG = """
@@ -27,6 +31,7 @@ broken:f | ZeroDivisionError: division by zero.
 unwritten:f | SyntaxError: invalid syntax (unwritten.py, line 1).
 leaves:f | SystemExit: 7.
 mine:absent | AttributeError: module 'mine' has no attribute 'absent'.
+math:pi | TypeError: a float is no function and no class.
 """.strip().splitlines()
 
 
@@ -88,11 +93,18 @@ def test_a_wrong_reward_does_not_empty_the_folder_of_an_older_run(folder, capsys
     assert "--reward mine:absent" in capsys.readouterr().err and Path("old/metrics.jsonl").exists()
 
 
-def test_a_task_that_raises_is_one_sentence(folder, capsys):
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--task mine:raises", "raises KeyError: 'no such digit'."),
+        ("--task mine:nothing", "returns no Task (tasks/prompts.py)."),
+        ("--engine mine:nothing", "is no class."),
+    ],
+)
+def test_a_function_that_does_not_fit_its_flag_is_one_sentence(folder, capsys, words, sentence):
     """What a name must be, and which flags do not go together: tests/test_flags.py."""
-    assert (
-        refused("--engine torch --task mine:raises", capsys) == "--task mine:raises raises KeyError: 'no such digit'."
-    )
+    engine = "" if "--engine" in words else "--engine torch "
+    assert refused(engine + words, capsys) == f"{words} {sentence}"
 
 
 @pytest.mark.long
