@@ -16,7 +16,7 @@ TRAINER = "swift/rlhf_trainers/grpo_trainer.py"
 LOSSES = {"sample": "grpo", "token": "dapo", "constant": "dr_grpo"}
 METHODS = (
     "_undo_gradient_accumulation_scaling", "_apply_rollout_importance_sampling", "_get_rollout_is_correction",
-    "_compute_off_policy_sequence_mask", "_compute_sequence_level_ratios",
+    "_compute_off_policy_sequence_mask", "_compute_sequence_level_ratios", "compute_std",
 )  # fmt: skip
 
 
@@ -87,9 +87,12 @@ class Adapter:
         return compute(rewards[:, None], torch.ones(1), size, advantage_estimator=estimator, scale_rewards=scale)[0]
 
     def filter(self, rewards, group_ids):
-        """Dynamic sampling; the statements on the std of each group."""
-        size = group_size(group_ids)
-        std = rewards.view(-1, size).std(1).repeat_interleave(size)
+        """Dynamic sampling, by the std of each group."""
+        trainer = SimpleNamespace(
+            accelerator=SimpleNamespace(device="cpu"), model=SimpleNamespace(training=True), dynamic_num_samples=False,
+            reward_weights=torch.ones(1), num_generations=group_size(group_ids),
+        )  # fmt: skip
+        std = self.methods["compute_std"](trainer, None, rewards[:, None])
         run = self.source.run(TRAINER, "GRPOTrainer._dynamic_sampling", "valid_mask =", "valid_mask =", rewards_std=std)
         return run["valid_mask"]
 
