@@ -555,16 +555,16 @@ def test_robustness_is_told_and_sets_no_exit_code(capsys, monkeypatch):
 
 def test_who_does_not_answer_is_not_asked_again(monkeypatch):
     """The method that hangs gives errors; the others go on."""
-    monkeypatch.setattr(conformance, "SECONDS", 0.05)
+    monkeypatch.setattr(conformance, "SECONDS", 2.0)
     calls = []
 
     def hangs(self, visits):
         calls.append(visits)
-        threading.Event().wait(5)
+        threading.Event().wait(60)
 
     rows = rows_of(type("Adapter", (Ours,), {"history": hangs})()).values()
     assert {(row.topic, row.verdict) for row in rows} == {("history", "error")}
-    assert {row.detail for row in rows} == {"TimeoutError: no answer in 0.05 s; this method is not asked again"}
+    assert {row.detail for row in rows} == {"TimeoutError: no answer in 2 s; this method is not asked again"}
     assert (len(calls), len(rows)) == (1, 5)
 
 
