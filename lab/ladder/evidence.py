@@ -2,6 +2,7 @@
 
     python lab/ladder/evidence.py FOLDER                # makes what is missing of them; it may be stopped, and goes on
     python lab/ladder/evidence.py FOLDER --at_once 2    # two runs at once
+    python lab/ladder/evidence.py FOLDER --publish      # adds them to curves.csv.gz: none of these is made again
 
 A test compares two sides in a setting, by a measure: compute to a pass rate, or the pass rate at the end. RATES are
 tried on seeds that count for nothing. A side's best rate is the one with the least median of sampled tokens to the
@@ -12,21 +13,24 @@ Where seconds are measured, nothing else runs.
 
 import argparse
 import csv
+import gzip
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import by_flags
 import numpy as np
-from rungs import COLUMNS, ROOT, SETTINGS, WITHOUT, Row, climb, curves_of
+from rungs import COLUMNS, PAGE, ROOT, SETTINGS, WITHOUT, Row, climb, curves_of
 
 sys.path.insert(0, str(ROOT / "lab" / "evidence"))
 from runs import compute_to
 
+CURVES = PAGE.with_name("curves.csv.gz")  # all published runs
 RATES, EDGES = (0.5, 1.0, 2.0), {0.5: 0.25, 2.0: 4.0}
 PILOTS = (101, 102, 103)
 SEEDS = range(1001, 1011)
@@ -129,14 +133,26 @@ def missing(rows: Sequence[Row]) -> Iterator[tuple[str, str, float, int]]:
                         yield side, setting, one, seed
 
 
+def lines_in(folder: Path) -> list[str]:
+    """The evaluations of all runs that are published or in the folder, each once, as lines of a CSV."""
+    texts = [path.read_text() for path in folder.glob("*.csv")]
+    texts += [gzip.decompress(CURVES.read_bytes()).decode()] if CURVES.exists() else []
+    return sorted({line for text in texts for line in text.splitlines()[1:]})
+
+
 def rows_in(folder: Path) -> list[Row]:
-    """The evaluations of all runs that are there."""
-    rows = []
-    for path in sorted(folder.glob("*.csv")):
-        with path.open() as file:
-            for row in csv.DictReader(file):
-                rows.append({k: v if k in ("setting", "side") else float(v or "nan") for k, v in row.items()})
-    return rows
+    """The same as rows, those of a run in the order of its steps."""
+    rows = [
+        {key: cell if key in ("setting", "side") else float(cell or "nan") for key, cell in row.items()}
+        for row in csv.DictReader(lines_in(folder), COLUMNS)
+    ]
+    return sorted(rows, key=itemgetter("setting", "side", "rate", "seed", "step"))
+
+
+def publish(folder: Path) -> None:
+    """Adds the runs of the folder to CURVES; the same runs give the same bytes."""
+    text = "\n".join([",".join(COLUMNS), *lines_in(folder)]) + "\n"
+    CURVES.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def make(side: str, setting: str, rate: float, seed: int, folder: Path) -> None:
@@ -175,9 +191,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Each run has a process of its own."""
     parser = argparse.ArgumentParser("evidence.py", description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="the runs that are there, and those that are made")
+    parser.add_argument(
+        "--publish", action="store_true", help="adds the folder's runs to curves.csv.gz, and makes none"
+    )
     parser.add_argument("--at_once", type=int, default=1, help="runs side by side")
     parser.add_argument("--one", nargs=4, metavar=("SIDE", "SETTING", "RATE", "SEED"), help="this run and no other")
     args = parser.parse_args(argv)
+    if args.at_once < 1:
+        parser.error(f"--at_once must be at least 1, not {args.at_once}")
+    if args.publish and not any(args.folder.glob("*.csv")):
+        parser.error(f"{args.folder} has no runs to publish")
+    if args.publish:
+        publish(args.folder)
+        return 0
     if not args.one:
         work(missing, args.folder, args.at_once)
         return 0
