@@ -170,7 +170,11 @@ def new_engine(
         engine = None
         if rank == 0 and kind is TorchEngine:
             options = flags.temperature, flags.max_num_seqs, flags.seed, getattr(torch, flags.dtype), flags.fp32_head
-            engine = TorchEngine(model, stop_ids, longest, *options)
+            try:
+                engine = TorchEngine(model, stop_ids, longest, *options)
+            except (ValueError, TypeError, RuntimeError) as error:  # another model, or too little memory
+                size = f"--max_num_seqs {flags.max_num_seqs} of {longest} tokens"
+                raise UsageError(f"--engine torch, {size}: {reason_of(error)}.") from error
         elif rank == 0:
             engine = kind(model, stop_ids, longest, flags)
         return engine, InProcess()
