@@ -123,6 +123,10 @@ FAULTS = {
         Trainer, "update", 3, has_bad_gradients, 1,
         "the gradient was not finite 3 times in a row .*; the newest checkpoint is .*/step-000004", 4, 4, resumes=False,
     ),
+    "no room for the record of step 3": Fault(
+        Folder, "append", 13, OSError(28, "No space left"), 1,
+        r"\[Errno 28\] No space left; the newest checkpoint is .*/step-000002", 2, 2,
+    ),
     "weights that are not finite": Fault(
         Replay, "take", 4, fails_with_bad_weights, 1,
         "the weights are not finite, so they are not saved; the newest checkpoint is .*/step-000002", 2, 3,
@@ -190,6 +194,10 @@ def nothing_changes(folder: Path):
         ("--overwrite true", "--model .*: no memory"),
         (f"--overwrite true --model {Path(__file__).parent}", "--model .* does not load as a causal LM"),
         ("--overwrite true --held_out 3000000", "--held_out 3000000: there are at most 100,000 problems"),
+        (
+            "--overwrite true --engine torch --max_budget 9999999999999",
+            "--engine torch, --max_num_seqs 256 of .*Runtime",
+        ),
         ("--overwrite true --loss losses:nowhere", "--loss losses:nowhere: AttributeError"),
         ("--resume --seed 5", "--resume: .* does not fit this run .*give --model, --dataset, --seed"),
         ("--resume --pass_rate_threshold 0.8", "--resume: .*and --pass_rate_threshold as before"),
@@ -254,6 +262,49 @@ def test_an_edited_state_is_one_sentence(program, whole, tmp_path, path, value):
     with nothing_changes(tmp_path / "run"):
         code, _, err = program("--resume --max_steps 3")
     assert code == 2 and re.fullmatch(f"train.py: --resume: {file.parent} does not .*\n", err), err
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "eval.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize("kind", ["folder", "link to nothing"])
+def test_a_log_that_cannot_be_written_is_one_sentence(program, whole, tmp_path, name, kind):
+    shutil.copytree(whole("--max_steps 2"), tmp_path / "run")
+    log = tmp_path / "run" / name
+    log.unlink()
+    log.mkdir() if kind == "folder" else log.symlink_to("nowhere/log")
+    code, _, err = program("--resume --max_steps 3")
+    assert code == 1 and re.fullmatch(rf"train.py: \[Errno \d+\] .*: '{log}'; the newest checkpoint is .*\n", err), err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b"{", b"garbage\n{", "JSONDecodeError"),  # a first line of it
+        (b"\n", b"\n\n", "JSONDecodeError"),  # an empty line
+        (b'"pass_rate"', b'"rate"', "KeyError: 'pass_rate'"),
+    ],
+)
+def test_a_damaged_log_of_evaluations_costs_the_fit_only(program, whole, tmp_path, old, new, reason):
+    shutil.copytree(whole("--max_steps 2"), tmp_path / "run")
+    log = tmp_path / "run" / "eval.jsonl"
+    log.write_bytes(log.read_bytes().replace(old, new, 1))
+    code, out, err = program("--resume --max_steps 3")
+    assert (code, err) == (0, "") and f"No law is fitted to {log}: {reason}" in out
+    assert json.loads((tmp_path / "run" / "model" / "run.json").read_text())["step"] == 3
+
+
+def test_killed_in_a_resume_the_run_can_be_resumed(monkeypatch, program, tmp_path):
+    """While config.json, which comes first, is half written."""
+    write_text = Path.write_text
+
+    def half(path, text):
+        write_text(path, text[: len(text) // 2])
+        raise Killed
+
+    program("--max_steps 2")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Path, "write_text", half)
+        program("--resume --max_steps 3")
+    assert program("--resume --max_steps 3")[0] == 0
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -430,10 +481,15 @@ def small_disk(folder: Path, size: str):
 
 
 def test_a_full_disk_costs_no_checkpoint(program, whole, tmp_path):
-    """A disk of 300 kB holds the first checkpoint and not the second; once there is room the resumed run goes on."""
+    """A disk of 300 kB holds the first checkpoint and not the second; once there is room the resumed run goes on. One of
+    60 kB holds none."""
+    sentence = r"train.py: .*/step-00000{} cannot be written \(.*\); {}\n"
+    with small_disk(tmp_path / "small", "60k"):
+        code, _, err = program(folder=tmp_path / "small")
+        assert code == 1 and re.fullmatch(sentence.format(2, "there is no checkpoint in .*/small"), err), err
     with small_disk(tmp_path / "run", "300k") as remount:
-        with pytest.raises(Exception, match="No space left|write failed|unexpected pos"):
-            program()
+        code, _, err = program()
+        assert code == 1 and re.fullmatch(sentence.format(4, "the newest checkpoint is .*/step-000002"), err), err
         assert state_of(tmp_path / "run")["progress"]["step"] == 2
         remount("size=16m")
         assert program("--resume")[0] == 0
