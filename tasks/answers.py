@@ -41,13 +41,15 @@ LAST_TAG = re.compile(rf"(?is)[<\[]{NAME}[>\]]{INSIDE}(?:[<\[]/{NAME}[>\]]\s*)*(
 THOUGHT = re.compile(r"(?s)\A(?:\s*<(\w{4,})>.*?</\1>)+(?=.*\w)")
 OTHER_TAG = re.compile(r"</\w+>|<(?:[A-Za-z]\w+|[bip](?=>[^<]*</[bip]>))>")
 JSON_ANSWER = re.compile(r'"(?:final_)?answer"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}"\[{]+)\s*[,}]', re.IGNORECASE)
-ANSWER_IS = re.compile(r"(?i)\banswer(?:[*_]*:| is\b:?|[*_]*\n)|####(?=[^A-Za-z\n]{1,200}(?:\n|$))")
+ANSWER_IS = re.compile(
+    r"(?i)\b(?:answer|correct (?:option|choice))(?:[*_]*:| is\b:?|[*_]*\n)|####(?=[^A-Za-z\n]{1,200}(?:\n|$))"
+)
 CLAIM = re.compile(r"""[*_`"'\s]*(.+?)[*_`"']*(?=[.,;]?\s*$|\.\s|\n)""")
 SENTENCE = r"(?<![A-Za-z\\])[A-Za-z]{2,},? +[A-Za-z]{2,}"  # two plain words side by side
 NO_FORMULA = re.compile(rf"{SENTENCE}|\$|\\[(\[]")
 # Of a completion: what the tokenizer ends it with, marks without a space behind them, Chinese.
 TEXT_SPELLINGS: list[tuple[str, Any]] = [
-    (r"(?:\s*(?:</s>|<eos>|<end_of_turn>|<[|｜][^|｜<>]*[|｜]>))+\s*$", ""),  # 5</s><|im_end|> -> 5
+    (r"(?<!\s)(?:\s*(?:</s>|<eos>|<end_of_turn>|<[|｜][^|｜<>]*[|｜]>))+\s*$", ""),  # 5</s><|im_end|> -> 5
     (r"####(?=\S)", "#### "),  # ####5 -> #### 5
     (r"答案(?:是|为|为：|：|:)?[：:]?", " The answer is "),  # 答案是：5 -> The answer is 5
     (r"不(?:是|等于)", " not "),  # 这不是5 -> 这 not 5
@@ -64,7 +66,7 @@ SPELLINGS: list[tuple[str, Any]] = [
     ("([₀-₉]+)", r"_{\1}"),  # x₂ -> x_{₂}
     (r"[^\x00-\x7f]+", lambda match: unicodedata.normalize("NFKC", match[0])),  # ５^² -> 5^2
     (r"(\d+)⁄(\d+)", r"\\frac{\1}{\2}"),  # 4 1⁄2 -> 4 \frac{1}{2}
-    (r"(?:\\(?:text|mathrm))? *\{\s*[-−–]\s*\}|[−–]", "-"),  # {-}5 -> -5
+    (r"(?:\\(?:text|mathrm))? *\{\s*[-−–]\s*\}|[−–\u2010]", "-"),  # {-}5 -> -5
     (r"\\[lc]?dots[a-z]?(?![a-z])|\.{3}", r"\\ldots "),  # 1,\dots,n -> 1,\ldots ,n
     (r"(?<=\d)(?:(?:\\text)?\{[, ]\}|(?:\\!)?,? ?\\[,!;: ] ?|\\thinspace ?|~)(?=\d{3}(?!\d))", ""),  # 1{,}234 -> 1234
     (r"^([+-]?\d{1,3}),(\d{3})(?= ?\\(?:pi|sqrt))", r"\1\2"),  # 2,000\pi -> 2000\pi
@@ -96,17 +98,22 @@ SPELLINGS: list[tuple[str, Any]] = [
 ]
 # What data sets have in the place of an answer: NuminaMath's `proof` and `notfound`.
 NO_ANSWER = re.compile("(?i)proof|not ?found|none|n/?a|nan|null|unknown|see (?:the )?solution")
+IN_MARKS = re.compile(r"""^([*_`"]{1,3})((?:(?!\1).)+)\1(?=[.,;]?$)""")  # **5**
 IN_DOLLARS = re.compile(r"^\$+(.+?)\$+$", re.DOTALL)
 # A number such as 1e-05 with nothing attached to it, which math-verify would read as 1 * e - 5. The exponent has at
 # most three digits, so that the number written out stays short.
 SCIENTIFIC = re.compile(r"(?<![^\s$=*])[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,3}(?=[.,;*]?(?:[\s$\\*]|$))")
 UNIT = r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}\d]*)\}(?:\^\{?-?\d\}?)?"
 SHORT_UNIT = r"(?:[cmk]?m|[mk]?g|m?[lL]|oz|lbs?|ft|in|h|hrs?|min|s)"
+FRACTION_WORD = "hal(?:f|ves)|thirds?|(?:four|fif|six|seven|eigh|nin|ten)ths?"
+NUMBER_WORD = (
+    r"(?:hund\w+|thous\w+|(?:m|b|tr)illi\w+|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|"
+    r"(?:twen|thir|for|fif)ty)"
+)
 # Words that make another number of the one before them: 5 million, 5 squared, 5 plus one, 5 and a half.
 ANOTHER = (
-    r"(?:dozen|score|gross|pi|(?:hund|thous|mill|bill|trill)\w+|squared|cubed|factorial|doubled|tripled|plus|minus|"
-    r"divided|multiplied|over|choose|mod\w*|point|remainder|hal(?:f|ves)|thirds?|(?:four|fif|six|seven|eigh|nin|ten)ths?|"
-    r"zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|(?:twen|thir|for|fif)ty)\b(?!-)"
+    r"(?:dozen|score|gross|pi|π|squared|cubed|factorial|doubled|tripled|plus|minus|divided|multiplied|over|choose|mod\w*|"
+    rf"point|remainder|(?:(?:times|to|by|out of) )?{NUMBER_WORD}|{FRACTION_WORD})\b(?!-)"
 )
 # Words behind a number in a box that are no unit, whatever comes between: they change the number or take it back.
 NO_UNIT = re.compile(
@@ -138,16 +145,25 @@ GAP = rf"(?:(?<![.,;:?!])[^\S\n]+(?:(?:{JOINT})[^\S\n]+)?|,?[^\S\n]+(?:and|or)[^
 CALCULATION = re.compile(f"{MATH}(?:{GAP}{MATH})*")
 VARIABLE = r"[A-Za-z]_?\w?"
 EITHER = re.compile(rf"\b({VARIABLE})\s*=\s*\S+(?:,?\s+(?:or\s+{VARIABLE}|and\s+\1)\s*=\s*\S+)+")  # x = 3 or x = 4
-# What takes a number in prose back or makes another of it, before it and behind it.
+# What takes a number in prose back, or makes another of it: before it, before it if it is no result, and behind it.
 DENIED = re.compile(
-    r"(?:(?:not|n't|\bnever)(?: be)?(?: equal)?(?: to)?|\b(?:far|different) from|\b(?:other|rather) than|\binstead of|"
-    r"\bstep|\bquestion|\bproblem|\bcase|\bat (?:least|most)|\b(?:more|less|fewer|greater) than|\bbetween|"
-    r"\beither|\bhalf of|\btwice|\broot of)[ :]*$",
+    r"(?:(?:not|n't|\bn(?:ever|or))(?: be)?(?: equal)?(?: to)?|\b(?:n?either|between|without|except|exclud\w+|than|"
+    r"(?:any|every)\w+ but|(?:far|differ\w*) from|instead of|at (?:least|most)|step|question|problem|case))[ :]*$",
+    re.IGNORECASE,
+)
+CHANGED = re.compile(
+    r"\b(?:twice|thrice|plus|minus|times|point|over|under|above|below|exceeds?|to the(?: power of)?|"
+    r"(?:divi|multipl)\w+ by|(?:double|triple|root|square|cube|reciprocal|inverse|opposite|negation|negative|logarithm|"
+    rf"multiple|percent|quarter|{FRACTION_WORD})(?: of)?|{NUMBER_WORD}(?: and)?|{FUNCTIONS}) $|(?<!\S)[b-z] [-−–] $",
     re.IGNORECASE,
 )
 DENIES = re.compile(
-    rf" (?:(?:is|was) (?:not|n't|wrong|false|incorrect)\b|{ANOTHER}|"
-    rf"(?:\S+ )?(?:and|or) (?:an? )?(?:\d|more|less|so\b|quarter|{ANOTHER}))"
+    rf" (?:(?:is|was) (?:not|n't|wrong|false|incorrect)\b|(?:degrees )?below zero|to the (?:power|{FRACTION_WORD})|"
+    rf"[rR] ?\d|[-−–+*/] [b-z]\b|{ANOTHER}|(?:\S+ )?(?:and|or) (?:an? )?(?:\d|more|less|so\b|quarter|{ANOTHER}))"
+)
+# A minus sign that is a word, or with a dollar or a space behind it.
+MINUS = re.compile(
+    r"(?i)(?<![\w)])(?<!\s[b-z] )(?:[-−–]|(?:minus|negative) |(?:\A|(?<= is ))[-−–] )(?:\\?\$ ?|\\\( ?)?(?=[\d.\\])"
 )
 
 
@@ -187,8 +203,9 @@ def answer_of(text: str) -> tuple[str, str | None]:
     searched = tail if re.search(r"\d", tail) else text  # a base model goes on after its answer
     for mark in [*ANSWER_IS.finditer(searched)][-1:]:
         claim = CLAIM.match(searched, mark.end(), mark.end() + MAX_TAIL_CHARS)
-        if claim and is_formula(plain(claim[1])):
-            return plain(claim[1]), claim[1]
+        if claim:
+            answer = plain(claim[1])
+            return answer, claim[1] if is_formula(answer) else tail
     return plain(tail), tail
 
 
@@ -213,7 +230,7 @@ def decimals(text: str) -> str:
 def plain(answer: str) -> str:
     """An answer without what does not change it: dollars and `\\text{}` around it, a full stop, outer spaces, extra
     zeros, commas between thousands; and in the spelling that math-verify reads: 1e-05 as 0.00001, `½` as TeX."""
-    text = IN_DOLLARS.sub(r"\1", answer.strip())
+    text = IN_DOLLARS.sub(r"\1", IN_MARKS.sub(r"\2", answer.strip()))
     short = len(text) <= MAX_ANSWER_CHARS  # 1e999 grows to 1,000 digits
     for spelling, usual in SPELLINGS if short else []:
         text = re.sub(spelling, usual, text.strip(" "))
@@ -262,6 +279,8 @@ def finished_only(text: str, integer: bool) -> str:
         before = calculation.string[: calculation.start()][-20:]
         if DENIED.search(before) or DENIES.match(calculation.string, calculation.end()):
             return "$u$"
+        if "=" not in calculation[0] and CHANGED.search(before):
+            return "$u$"
         if not re.search(r"\w", calculation[0]):
             last: str | None = calculation[0]
         else:
@@ -270,7 +289,7 @@ def finished_only(text: str, integer: bool) -> str:
             return "$u$"
         return f"${last}$" if "\\" in last else last
 
-    text = re.sub(r"\\?\$|\\[()\[\]]", " ", re.sub(UNIT, r" \1 ", text))
+    text = re.sub(r"\\?\$|\\[()\[\]]", " ", re.sub(UNIT, r" \1 ", MINUS.sub("-", text)))
     without_stars = re.sub(r"(?<!\S)\*+(?=\S)|(?<=\S)\*+(?=[.,;:?!]*(?:\s|$))", "", text)  # of **42**
     return CALCULATION.sub(result, EITHER.sub(" $u$", without_stars))
 
@@ -278,11 +297,11 @@ def finished_only(text: str, integer: bool) -> str:
 def known_answer(answer: str) -> str:
     """The plain form of a data set's answer. A sentence is the one number in it, or "" if it has several. "" also for
     words that say that there is no answer."""
-    expected, _ = answer_of(answer)
+    expected, prose = answer_of(answer)
     if NO_ANSWER.fullmatch(expected):
         return ""
     if re.search(SENTENCE, expected) and finished_number(expected) is None:
-        numbers = [finished_number(plain(calculation)) for calculation in CALCULATION.findall(expected)]
+        numbers = [finished_number(plain(calculation)) for calculation in CALCULATION.findall(prose or expected)]
         if numbers:
             expected = numbers[0] or "" if len(numbers) == 1 else ""
     return expected

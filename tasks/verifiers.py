@@ -13,13 +13,15 @@ Both see only what follows the thinking (`after_thinking`). They may hang on tex
 memory; judges.py runs them where that does no harm.
 
 SIMPLIFIED. math-verify is lenient: it takes these for right, and a policy may learn them.
-    units        5 km for 5 cm, 5 oranges for 5 apples, 5' and 5k for 5; 10 for 10 % and back; 12 degrees for 12 %
+    units        5 km for 5 cm, 5 oranges for 5 apples, 5', 5k and 5th for 5; 10 for 10 % and back; 12 degrees for 12 %
     bases        11 for 11_2: a base of one side only is ignored
     order        1, 2 for 2, 1, for (1, 2) and for {1, 2}; BA for AB; 5 for x = 5; 1, 2 for x = 1, y = 2; X for x
     decimals     3.1415927 for \pi: compared to 6 places, small ones to .1 %; 100200 for the list 100,200
-    prose        "Is it 5?", "We get 5!", "5 -" for 5; 1 < x < 2 for the point (1, 2)
+    prose        "Is it 5?", "We get 5!", "5 -" for 5; 1 < x < 2 for the point (1, 2). Words beside a number that change
+                 it or take it back (twice, except, below zero) are on a list in answers.py; others go unseen: "nearly
+                 5", "the conjugate of 5", "I doubt that it is 5" for 5
     expressions  the question is its own answer: (x+1)^2 - x^2 for 2x+1, \sqrt{50} for 5\sqrt{2}, 6:4 for 3:2,
-                 \int 2x\,dx for x^2, \arctan 1 for \pi/4, 2 + 3 for x + y = 5
+                 0.4 for 12:30, \int 2x\,dx for x^2, \arctan 1 for \pi/4, 2 + 3 for x + y = 5
 Refused, too: \approx 5, 0.\overline{3}, 5^{th}, x < 1 or x > 2 for a union, 2i\sqrt{3} for 2\sqrt{3}i, \frac\pi2,
 \sin t (a last t is read as tons), [1,2[.
 
@@ -107,7 +109,7 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
     if CHOICE.fullmatch(expected):
         if ALGEBRA.search(candidate):
             return refused
-        letter = re.sub(r"\\text\w*|Option|Choice|[^A-Za-z]", "", candidate)
+        letter = re.sub(r"\\text\w*|(?i:option|choice)|[^A-Za-z]", "", candidate)
         return "correct" if letter.casefold() == expected.strip("()").casefold() else refused
     if WORD.fullmatch(expected):
         return refused
@@ -119,7 +121,7 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
         kind = parsed_kind(None if text is None else candidate, prose, expected, soft_timeout)
     except TimeoutException:
         return "timeout"
-    if kind == "wrong" and text is not None:
+    if kind == "wrong" and text is not None and not re.search(r"%\W*%", text):
         # math-verify takes 35 for 35 %, but not 12.5 for 12.5 %.
         bare, known = (re.sub(r"\\?%(?! *\w)| percent\b", "", part) for part in (text, answer))
         if (bare, known) != (text, answer):

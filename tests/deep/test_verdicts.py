@@ -100,8 +100,9 @@ def test_reading_is_linear():
     start = time.process_time()
     assert last_box(r"\boxed{" * 200_000) is None
     assert last_box(r"\boxed{" * 100_000 + "}" * 100_000) == ""
-    for part in ("<answer>", "[result", "answer is ", "#### 5", "<b>", "<steps>", "x = 3 or "):
+    for part in ("<answer>", "[result", "answer is ", "#### 5", "<b>", "<steps>", "x = 3 or ", "\n", "*"):
         answer_of(part * 100_000)
+    assert plain("*" * 200_000 + "x" * 200_000)[-1] == "x"
     assert plain("9" * 200_000) == "9" * 200_000
     assert plain("9" * 200_000 + "." + "9" * 200_000)[-3:] == "999"
     assert len(plain("1e999 " * 10_000)) < 100_000  # not the ten million digits that they stand for
@@ -147,11 +148,26 @@ NOT_FINAL = (
 WORDS = (
     "and a half | halves | point five | plus one | minus two | times ten | divided by two | below zero | negative | score | "
     "gross | doubled | hours and thirty minutes | is incorrect | if n is even and six otherwise | to six | choose two | "
-    "tenths | remainder one | fifths | over seven | or so | unless odd | thirds | tripled | twenty"
+    "tenths | remainder one | fifths | over seven | or so | unless odd | thirds | tripled | twenty | π"
 )
-UNITS = "apples | points | months | times a week | years old | quarters | more apples | miles per hour | lengths | ways"
-BEHIND = "and a half | and a quarter | million | dozen | squared | factorial | hours and 30 minutes | or more | plus 1 | cubed"
-BEFORE = "at least | more than | half of | twice | the square root of | either | between | not"
+UNITS = (
+    "apples | points | months | times a week | years old | quarters | more apples | miles per hour | lengths | ways | "
+    "bills"
+)
+BEHIND = (
+    "and a half | and a quarter | million | dozen | squared | factorial | hours and 30 minutes | or more | plus 1 | "
+    "cubed | below zero | degrees below zero | times three | to the third | to the power of two | r3 | - y"
+)
+BEFORE = (
+    "at least | more than | half of | twice | the square root of | either | between | not | one over | the reciprocal of | "
+    "neither 16 nor | anything but | all except | one that excludes | double | the square of | log | ten plus | 3 point | "
+    "a third of | ten to the power of | divisible by | a hundred and | x - | different from | smaller than | under"
+)
+MINUS_7 = (
+    r"-$7 | #### -$7 | <answer>-$7</answer> | The answer is -$7. | She has -$7 left. | **-$7** | −$7 | –\$7 | - $7 | It's -$7. | "
+    r"It is -\(7\). | The answer is negative 7. | The loss is negative $7$. | It fell to minus 7 degrees. | #### minus 7 | "
+    "<answer>negative 7</answer> | Minus 7. | It is - 7 degrees. | The answer is \u20117. | It is \u20117 °C. | \\boxed{\u20117}"
+)
 SENTENCES = (
     "The answer is 25. | The answer is: 25 | Answer: 25 | There are 25 apples. | He needs 25 more minutes. | It is 25%."
 )
@@ -233,7 +249,9 @@ RIGHT = {
     "R1-Zero's tags, marks, JSON, special tokens, Chinese": forms(" | ".join(FINAL.values()), "5", "-17", "1/2"),
     "formulas and letters": table(
         r"70000 :: <answer>$70,000</answer> ;; B :: The answer is B. ;; (C) :: <answer>C</answer> ;; x^2+1 :: The answer "
-        r"is x**2+1. ;; Tuesday :: The answer is Tuesday. ;; 6\pi :: Answer: 6π ;; (1,2) :: The answer is (1, 2)."
+        r"is x**2+1. ;; Tuesday :: The answer is Tuesday. | **Tuesday** | `Tuesday` ;; 6\pi :: Answer: 6π ;; (1,2) :: "
+        r"The answer is (1, 2). | **(1, 2)** ;; 2x+1 :: **2x+1** ;; 12:30 :: **12:30**. ;; Evelyn Smith :: 2 + 3 is 5. The "
+        r"answer is Evelyn Smith. ;; B :: The answer is option B. | The correct choice is B. | The correct option is **(B)**."
     ),
     # They counted as readable, and no completion could be right. One number is the answer; of several none is.
     "of known answers that are sentences": [
@@ -243,9 +261,14 @@ RIGHT = {
     "units": forms(each(UNITS, "It is 5 W."), "5"),
     "single spellings": boxed(table(PLAIN_RIGHT)),
     "the same base": boxed(table("101_2 :: 101_2 | 101_{2} | 101")),
-    "a choice": [*boxed(table(r"B :: (B) 42 | B | b | \textbf{(B)} | B) 3^2")), ("B", "**B**")],
+    "a choice": [*boxed(table(r"B :: (B) 42 | B | b | \textbf{(B)} | B) 3^2")), ("B", "**B**"), ("B", '"B"')],
     "claims": forms(
         each("cannot be 6, so it is | is 5, no other number: | can be nothing but", "The answer W 5."), "5"
+    ),
+    "signs": forms(MINUS_7, "-7"),
+    "results behind such words": table(
+        "8 :: 10 minus 2 = 8 | In the final third 10 - 2 = 8 are left. | 7 quarters + 1 quarter = 8 quarters | "
+        "10 - $2 = $8 for the man | $8 to the man | Total - $8"
     ),
     "spaced digits": boxed(table(r"12345678 :: 12\!,\!345\!,\!678 ;; 12000 :: 12\;000")),
 }
@@ -264,7 +287,7 @@ WRONG = {
         "\\boxed{10, 5 = 5}"
     ),
     "percents": table(
-        r"35 :: \boxed{36.0\%} ;; 12.5\% :: \boxed{12.6} | \boxed{1250} ;; 12.5 :: \boxed{0.125} | 12.51%"
+        r"35 :: \boxed{36.0\%} | \boxed{35\%\%} ;; 12.5\% :: \boxed{12.6} | \boxed{1250} ;; 12.5 :: \boxed{0.125} | 12.51%"
     ),
     "taken back far from the end": [
         ("42", text + "So it is. " * 400 + "No, it is 7.") for text in ("The answer is 42. ", "#### 42\n")
@@ -273,13 +296,15 @@ WRONG = {
     "another number": [("6", text) for _, text in RIGHT["R1-Zero's tags, marks, JSON, special tokens, Chinese"]],
     "no final answer": forms(NOT_FINAL, "5", "17"),
     "formulas and letters": table(
-        "B :: The answer is A or B. | The answer is not B. ;; x^2+1 :: The answer is x**2-1."
+        "B :: The answer is A or B. | The answer is not B. | The correct option is A or B. | The incorrect option is B. ;; x^2+1 :: "
+        "The answer is x**2-1. ;; Evelyn :: **Evelyn** or **Carla** | **not Evelyn** | The answer is not Evelyn Smith."
     ),
     "of known answers that are sentences": [(answer, r"\boxed{26}") for answer in SENTENCES_OF_25],
     # any word behind a number counted as its unit
     "words that make another number, in a box": boxed(forms(each(WORDS, r"5 \text{ W} | 5 W"), "5")),
     "words behind": forms(each(BEHIND, "The answer is 5 W."), "5"),
     "words before": forms(each(BEFORE, "The answer is W 5."), "5"),
+    "signs": forms(MINUS_7, "7"),
     "single spellings": boxed(table(PLAIN_WRONG)),
     "denied": forms(each(DENIALS, "So the answer W 5."), "5"),
     "another base": boxed(table("101_2 :: 101_3 | 101_{10} | 101_{20} ;; 2A_{16} :: 2A_{12}")),
