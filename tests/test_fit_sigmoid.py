@@ -147,6 +147,15 @@ def test_a_pass_rate_of_exactly_0_is_one():
     assert fit(C, sigmoid(C, 0.0, 0.8, 2, 10)).R0 == pytest.approx(0, abs=1e-3)
 
 
+def test_one_curve_is_reported():
+    """Points that near 1 faster than Eq. 1 have their best A above 1. What is reported is the best curve up to 1, as
+    `plain_fit` finds it within its bounds."""
+    C = np.linspace(0, 3, 31)
+    R = 1 - np.exp(-(C**3))
+    f = fit(C, R)
+    assert (f.R0, f.A, f.B, f.C_mid) == pytest.approx(plain_fit(C, R), abs=1e-3)
+
+
 def test_fixed_values_stay():
     """Without noise, A fixed at the truth gives the rest, and both fixed have no interval."""
     C, R = run_of(sd=0)
@@ -214,6 +223,8 @@ def test_two_variants_from_the_shell(tmp_path, capsys):
     assert "fitted to 41 evaluations up to 16,000 hours" in capsys.readouterr().out
     (C, rates), f = load(table, "hours", "eval acc")[1:3], fit(x, R)
     assert fit(C, rates).A == f.A and np.isnan(rates[-1])  # a cell without a number is left out
+    twice = tmp_path / "twice.csv"
+    twice.write_text("\n".join(["hours,acc", *lines, *lines]).replace(",x", ""))
     table.write_text("step,tokens,pass_rate\n0,7,0.1\n8,9,0.2\n")
     assert load(table)[1].tolist() == [0, 9]  # nothing had been trained at step 0
     table.write_text("\n".join(["hours,eval acc,note", *lines, "17000,,late"]))
@@ -224,7 +235,11 @@ def test_two_variants_from_the_shell(tmp_path, capsys):
         ([str(table)], "none of the 42 rows has tokens; --x names compute, --y the pass rate"),
         ([str(tmp_path / "both.png")], "neither JSON, a line for each evaluation, nor a .csv with a header"),
         ([__file__], "neither JSON"),
+        ([str(twice), "--x", "hours", "--y", "acc"], "hours goes back; if these are several runs, give each a file"),
     ):
         assert fit_sigmoid.main(argv) == 2
         output, error = capsys.readouterr()
         assert output == "" and words in error and error.count("\n") == 1
+    with pytest.raises(SystemExit, match="2"):
+        fit_sigmoid.main([runs[0], runs[0] + "/eval.jsonl"])
+    assert "a run is named twice" in capsys.readouterr().err

@@ -114,13 +114,20 @@ def compare(c: Comparison, groups: Groups, but: Sequence[str] = ("end", "elsewhe
     return pd.DataFrame(rows)
 
 
+PROMPTS_ONCE = ("dynamic-sampling", "batch-rule", "depth")  # FLOPs as today's trainer counts them
+
+
 def comparisons(published: Published) -> dict[str, str]:
     """The tables of results/comparisons.md. The paper has a B of the schedules only."""
     tables = {}
     for name in re.findall("<!-- refit (.+) -->", (RESULTS / "comparisons.md").read_text()):
         c = COMPARISONS[name]
-        but = () if c.axis == "device_hours" else ("B",)
-        tables[name] = without_repeats(compare(c, published[name], (*but, "end", "elsewhere")))
+        but = ["end", "elsewhere"]
+        if c.axis != "device_hours":
+            but.append("B")
+        if name not in PROMPTS_ONCE:
+            but.append("flops")
+        tables[name] = without_repeats(compare(c, published[name], but))
     return tables
 
 
@@ -304,10 +311,9 @@ def draw(recipes: Groups) -> None:
     grpo = recipes["deepseek-grpo"]
     seeds = {run.seed for run in grpo}
     groups = {"ScaleRL": [run for run in recipes["scalerl"] if run.seed in seeds], "plain GRPO": grpo}
-    figure = plot_fits(
-        {name: [fitted(run, "flops").fit for run in runs] for name, runs in groups.items()}, "flops", picture
-    )
-    start, end = (gmean([compute_to(run.points["flops"], run.rates, 0.5) for run in runs]) for runs in groups.values())
+    fits = {name: [fitted(run, "tokens").fit for run in runs] for name, runs in groups.items()}
+    figure = plot_fits(fits, "tokens", picture)
+    start, end = (gmean([compute_to(run.points["tokens"], run.rates, 0.5) for run in runs]) for runs in groups.values())
     (axes,) = figure.axes
     axes.annotate("", (end, 0.5), (start, 0.5), arrowprops={"arrowstyle": "->"})
     axes.text(math.sqrt(start * end), 0.51, f"{end / start:.1f} times", ha="center")

@@ -172,7 +172,7 @@ def work(todo: Callable[[Sequence[Row]], Iterable[tuple]], folder: Path, at_once
     """Makes what `todo` says of the rows that are there. Raises SystemExit for a run that fails."""
     running: dict[tuple, subprocess.Popen] = {}
     while True:
-        for run in todo(rows_in(folder)):
+        for run in todo(rows_in(folder)) if len(running) < at_once else ():
             _, setting, _, seed = run
             most = 1 if setting in ALONE and seed in SEEDS else at_once
             if run not in running and len(running) < most:
