@@ -1,9 +1,11 @@
 // ---------------------------------------------------------------------------------------------------------- a group
-function show({ groups, trained, version }) { // the group with most silenced tokens, or else the first that trains
+function show({ groups, trained, version }) { // the group with most silenced tokens, or else with a thought that paid
   const silenced = (g) => g.rollouts.flatMap((r) => r.factors).filter((f) => f === 0).length;
+  const thought = (g) => g.rollouts.some((r) => r.reward > 0 && r.ids.length > 5);
+  const worth = (g) => 2 * silenced(g) + thought(g);
   const learning = groups.filter((g) => trained.includes(g.number));
   const words = (ids) => ids.map((id) => DATA.words[id]).join(" ");
-  const g = (learning.length ? learning : groups).reduce((a, b) => (silenced(b) > silenced(a) ? b : a));
+  const g = (learning.length ? learning : groups).reduce((a, b) => (worth(b) > worth(a) ? b : a));
   const lines = [...g.rollouts].sort((a, b) => b.reward - a.reward).map((r) => {
     const line = document.createElement("div"), head = document.createElement("b");
     head.textContent = r.A ? `${r.A > 0 ? "+" : "−"}${Math.abs(r.A).toFixed(1)}` : "0";
@@ -29,7 +31,7 @@ function token(r, i, version) {
   element.title = `${word}: nobody wrote it, the model was told to stop`;
   element.className = r.versions[i] < 0 ? "forced" : f === 0 ? "none" : "";
   if (r.versions[i] < 0) return element;
-  element.style.background = `rgb(var(--age) / ${Math.min(0.06 * age, 0.5)})`;
+  element.style.background = `rgb(var(--age) / ${Math.min(0.08 * age, 0.5)})`;
   element.title = `${word}: written by version ${r.versions[i]}, ${age} updates ago.`;
   if (f !== undefined) { // its group trains
     const ratio = Math.exp(r.now[i] - r.logprobs[i]).toFixed(2);
@@ -132,7 +134,7 @@ function half({ curve }, key) { // where the curve crosses .5, on a straight lin
   return i < 1 ? NaN : a[key] + ((0.5 - a.pass_rate) / (b.pass_rate - a.pass_rate)) * (b[key] - a[key]);
 }
 function draw_table() {
-  const head = ["run", "tokens to half", "steps", "solved", "age", "ignored", "trainer waited", "worked"];
+  const head = ["run", "tokens to half", "steps to half", "solved", "age", "ignored", "trainer waited", "worked"];
   const percent = (v, digits) => `${(100 * v).toFixed(digits)} %`, seconds = (ms) => `${(ms / 1000).toFixed(1)} s`;
   const rows = runs.slice(-6).map((r) => {
     const steps = r.step || 1, last = r.curve.at(-1)?.pass_rate ?? NaN;
