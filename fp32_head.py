@@ -17,7 +17,7 @@ sets, changes only the product: bfloat16 factors, an FP32 sum. A trainer often k
 and those weights differ from the ones that vLLM rounded to bfloat16. So the trainer must compute with
 `rounded(master, torch.bfloat16)`. Seven things must be equal on both sides:
     `token_logprobs` sees to    the FP32 product, the FP32 log-softmax
-    `Scorer` sees to            the rounded W and h (by `dtype`), the bias, which position predicts which token
+    `Scorer` sees to            the rounded W, the rounded h (by `dtype`), the bias, which position predicts which token
     the caller sees to          the temperature
 
 SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk; h hidden state, W head, b its bias, z logits.

@@ -78,21 +78,21 @@ def test_equal_or_single_rewards_give_exactly_zero(how, size):
 
 def test_cispo_by_hand():
     """Row 1, A = 1, pi_gen = (.1, .05), pi = (.2, .5): rho = 2 and 10, capped at 5.
-    Row 2, A = -2, pi_gen = .4, pi = .2: rho = .5, no lower cap; its second token is not trained.
-    loss = -w A log pi:  -2 ln .2 = 3.218876,  -5 ln .5 = 3.465736,  +1 * ln .2 = -1.609438.
-    gradient = -w A: -2, -5, +1. What is logged is before truncation: rho adds up to 12.5, rho^2 to 104.25, and
-    (ln rho)^2 to .480453 + 5.301898 + .480453 = 6.262804."""
-    logprobs = f64([0.2, 0.5], [0.2, 0.9]).log()
+    Row 2, A = -2, pi_gen = .4, pi = .04: rho = .1, no lower cap; its second token is not trained.
+    loss = -w A log pi:  -2 ln .2 = 3.218876,  -5 ln .5 = 3.465736,  +.2 ln .04 = -.643775.
+    gradient = -w A: -2, -5, +.2. What is logged is before truncation: rho adds up to 12.1, rho^2 to 104.01, and
+    (ln rho)^2 to .480453 + 5.301898 + 5.301898 = 11.084249."""
+    logprobs = f64([0.2, 0.5], [0.04, 0.9]).log()
     behaviour = f64([0.1, 0.05], [0.4, 0.1]).log()
     mask = torch.tensor([[1, 1], [1, 0]])
     token_loss, metrics, grad = run("cispo", logprobs, behaviour, f64(1, -2), mask)
-    close(token_loss, f64([3.218876, 3.465736], [-1.609438, 0]))
-    close(grad, f64([-2, -5], [1, 0]))
+    close(token_loss, f64([3.218876, 3.465736], [-0.643775, 0]))
+    close(grad, f64([-2, -5], [0.2, 0]))
     expected = {
-        "ratio_mean": 12.5 / 3,
+        "ratio_mean": 12.1 / 3,
         "ratio_max": 10,
-        "log_ratio_rms": (6.262804 / 3) ** 0.5,
-        "ess": 12.5**2 / (3 * 104.25),
+        "log_ratio_rms": (11.084249 / 3) ** 0.5,
+        "ess": 12.1**2 / (3 * 104.01),
         "capped_positive": 0.5,
         "capped_negative": 0,
     }
