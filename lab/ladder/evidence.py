@@ -142,10 +142,13 @@ def lines_in(folder: Path) -> list[str]:
 
 def rows_in(folder: Path) -> list[Row]:
     """The same as rows, those of a run in the order of its steps."""
-    rows = [
-        {key: cell if key in ("setting", "side") else float(cell or "nan") for key, cell in row.items()}
-        for row in csv.DictReader(lines_in(folder), COLUMNS)
-    ]
+    try:
+        rows = [
+            {key: cell if key in ("setting", "side") else float(cell or "nan") for key, cell in row.items()}
+            for row in csv.DictReader(lines_in(folder), COLUMNS)
+        ]
+    except (TypeError, ValueError) as error:
+        raise SystemExit(f"evidence.py: a line in {folder} is no evaluation: {error}") from error
     return sorted(rows, key=itemgetter("setting", "side", "rate", "seed", "step"))
 
 

@@ -1,16 +1,11 @@
-"""Makes the table and the pictures of README.md from curves.csv.
-
-python lab/ladder/publish.py             # from the curves as they are
-python lab/ladder/publish.py FOLDER      # all runs that evidence.py left in FOLDER go to curves.csv first
-"""
+"""Makes the table and the pictures of README.md from curves.csv: python lab/ladder/publish.py"""
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from run import NAMES, draw, measure_of
-from rungs import COLUMNS, PAGE, ROOT, RUNGS, Row, curves_of, published
+from rungs import PAGE, ROOT, RUNGS, Row, curves_of, published
 from scipy.stats import ttest_1samp
 
 sys.path.insert(0, str(ROOT / "lab" / "evidence"))
@@ -59,16 +54,7 @@ def table(rows: list[Row]) -> str:
     return markdown(pd.DataFrame([first, *tests]).fillna("–"))
 
 
-def gather(folder: Path) -> None:
-    """curves.csv from a folder of runs."""
-    runs = [path.read_text().splitlines()[1:] for path in sorted(folder.glob("*.csv"))]
-    lines = [",".join(COLUMNS), *(line for run in runs for line in run)]
-    PAGE.with_name("curves.csv").write_text("\n".join(lines) + "\n")
-
-
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        gather(Path(sys.argv[1]))
     rows = published()
     fill(PAGE, {"ladder": table(rows)})
     for rung in range(len(RUNGS)):
