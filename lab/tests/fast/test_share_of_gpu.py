@@ -104,7 +104,7 @@ def test_what_it_takes_of_a_gpu(new, monkeypatch, gpus, trainers, words, total, 
 def test_a_gpu_too_small_for_both_sides_is_refused(new, monkeypatch, dtype):
     """24 bytes for each of 100,000 weights, and the cache of two requests: 2.4 + .04 MB."""
     cache = 2 * SLOT * TOKEN // (1 if dtype == "float32" else 2)
-    words = f"--max_num_seqs 2 --dtype {dtype}"
+    words = f"--rollouts 2 --max_num_seqs 2 --dtype {dtype}"
     started(new(1, 1, words)[0], monkeypatch, 2_400_000 + cache)
     with pytest.raises(EngineFailed, match="^trainer and engine need more than .*lower --max_num_seqs"):
         started(new(1, 1, words)[0], monkeypatch, 2_400_000 + cache - 1)
