@@ -16,9 +16,9 @@ def named(option: str, name: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last: a file there must not hide an installed package from other imports
     try:
-        found = getattr(import_module(module), function)
-        if not callable(found):
-            raise TypeError(f"a {type(found).__name__} is no function and no class")
-        return found
+        value = getattr(import_module(module), function)
+        if not callable(value):
+            raise TypeError(f"a {type(value).__name__} is no function and no class")
+        return value
     except (Exception, SystemExit) as error:  # somebody's module, which may raise anything
         raise ValueError(f"`{option}` {name}: {type(error).__name__}: {str(error).split(chr(10))[0]}.") from error

@@ -134,10 +134,17 @@ def missing(rows: Sequence[Row]) -> Iterator[tuple[str, str, float, int]]:
 
 
 def lines_in(folder: Path) -> list[str]:
-    """The evaluations of all runs that are published or in the folder, each once, as lines of a CSV."""
-    texts = [path.read_text() for path in folder.glob("*.csv")]
-    texts += [gzip.decompress(CURVES.read_bytes()).decode()] if CURVES.exists() else []
-    return sorted({line for text in texts for line in text.splitlines()[1:]})
+    """The evaluations of all runs that are published or in the folder, as lines of a CSV. A run that was made twice
+    counts once, as it is published."""
+    published = gzip.decompress(CURVES.read_bytes()).decode().splitlines()[1:] if CURVES.exists() else []
+    known = {run_of(line) for line in published}
+    made = [line for path in folder.glob("*.csv") for line in path.read_text().splitlines()[1:]]
+    return sorted(published + [line for line in made if run_of(line) not in known])
+
+
+def run_of(line: str) -> tuple[str, ...]:
+    """Its setting, side, rate and seed."""
+    return tuple(line.split(",")[:4])
 
 
 def rows_in(folder: Path) -> list[Row]:
@@ -175,7 +182,8 @@ def work(todo: Callable[[Sequence[Row]], Iterable[tuple]], folder: Path, at_once
     """Makes what `todo` says of the rows that are there. Raises SystemExit for a run that fails."""
     running: dict[tuple, subprocess.Popen] = {}
     while True:
-        for run in todo(rows_in(folder)) if len(running) < at_once else ():
+        runs = todo(rows_in(folder)) if len(running) < at_once else []
+        for run in runs:
             _, setting, _, seed = run
             most = 1 if setting in ALONE and seed in SEEDS else at_once
             if run not in running and len(running) < most:

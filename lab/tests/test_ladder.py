@@ -137,6 +137,26 @@ def test_runs_come_in_pairs_once_the_rates_are_chosen():
     assert next(iter(evidence.missing(rows[4:])))[2:] == (rows[0]["rate"], rows[0]["seed"])
 
 
+def test_a_published_run_is_never_replaced(monkeypatch, tmp_path):
+    """A second run of the same side, rate and seed does not mix with it; publishing again gives the same bytes."""
+    monkeypatch.setattr(evidence, "CURVES", tmp_path / "curves.csv.gz")
+    head, first, again, other = (
+        ",".join(rungs.COLUMNS),
+        "discover,8,1.0,7,0,5",
+        "discover,8,1.0,7,0,6",
+        "stale,8,1.0,7,0,9",
+    )
+    (tmp_path / "a.csv").write_text(f"{head}\n{first}\n")
+    evidence.publish(tmp_path)
+    (tmp_path / "a.csv").write_text(f"{head}\n{again}\n{other}\n")
+    evidence.publish(tmp_path)
+    assert evidence.lines_in(tmp_path) == [first, other]
+    assert [row["tokens"] for row in evidence.rows_in(tmp_path)] == [5, 9]
+    before = evidence.CURVES.read_bytes()
+    evidence.publish(tmp_path)
+    assert evidence.CURVES.read_bytes() == before
+
+
 @pytest.mark.parametrize("rung", ["9", "-1", "CISPO"])
 def test_a_rung_that_is_not_there(rung, capsys):
     with pytest.raises(SystemExit, match="2"):
