@@ -7,8 +7,8 @@
 A test compares two sides in a setting, by a measure: compute to a pass rate, or the pass rate at the end. RATES are
 tried on seeds that count for nothing. A side's best rate is the one with the least median of sampled tokens to the
 setting's level; where no median reaches it, the one with the highest median end. A best rate at an edge brings the next
-rate, a quarter or four times. Then both sides run SEEDS, paired: each at its best rate, and both at the setting's own.
-Where seconds are measured, nothing else runs.
+rate, a quarter or four times. Then both sides run SEEDS, paired: each at its best rate, and both at the setting's own
+(not where a change is left out, nor where seconds are measured). Where seconds are measured, nothing else runs.
 """
 
 import argparse
@@ -128,7 +128,8 @@ def missing(rows: Sequence[Row]) -> Iterator[tuple[str, str, float, int]]:
     for alone in (False, True):
         for seed in SEEDS:
             for (setting, side), rate in best.items():
-                for one in dict.fromkeys((rate, 1.0)):
+                same = () if setting in ALONE or side.startswith("no-") else (1.0,)
+                for one in dict.fromkeys((rate, *same)):
                     if (setting in ALONE) == alone and seed not in curves_of(rows, side, setting, one):
                         yield side, setting, one, seed
 

@@ -119,20 +119,23 @@ def test_measures_by_hand():
         assert evidence.value(curve("ramble", side, 1.0, 1, 100), measure) == expected
 
 
-def test_runs_come_in_pairs_once_the_rates_are_chosen():
-    """All pilots agree on the setting's rate: then ten seeds of each side, once, of ScaleRL without each change, and of
-    three sides alone; those whose seconds count are the last."""
+@pytest.mark.parametrize("best", [1.0, 2.0])
+def test_runs_come_in_pairs_once_the_rates_are_chosen(best):
+    """All pilots agree on a rate: then ten seeds of each side, once (at the setting's own rate too, if it is another),
+    of ScaleRL without each change, and of three sides alone; those whose seconds count are the last."""
     tests = evidence.CHANGES + evidence.WHOLE + evidence.BY_FLAGS
     sides = {(test.setting, side) for test in tests for side in (test.before, test.after)}
     rows = [
         row
         for setting, side in sides
-        for rate in evidence.RATES
+        for rate in (*evidence.RATES, 4.0)
         for seed in evidence.PILOTS
-        for row in curve(setting, side, rate, seed, 100 if rate == 1 else 200, 0.9 if rate == 1 else 0.5)
+        for row in curve(setting, side, rate, seed, 100 if rate == best else 200, 0.9 if rate == best else 0.5)
     ]
     runs = list(evidence.missing(rows))
-    assert len(runs) == len(set(runs)) == 10 * (len(sides) + 7 + 3) and {run[2] for run in runs} == {1.0}
+    twice = [side for side in sides if side[0] != "vllm"] if best != 1 else []
+    assert len(runs) == len(set(runs)) == 10 * (len(sides) + len(twice) + 7 + 3)
+    assert {run[2] for run in runs} == {best, 1.0}
     assert {run[1] for run in runs[-60:]} == {"alone", "vllm"} and "alone" not in {run[1] for run in runs[:-60]}
     assert next(iter(evidence.missing(rows[4:])))[2:] == (rows[0]["rate"], rows[0]["seed"])
 
