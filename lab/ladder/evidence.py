@@ -9,6 +9,11 @@ tried on seeds that count for nothing. A side's best rate is the one with the le
 setting's level; where no median reaches it, the one with the highest median end. A best rate at an edge brings the next
 rate, a quarter or four times. Then both sides run SEEDS, paired: each at its best rate, and both at the setting's own
 (not where a change is left out, nor where seconds are measured). Where seconds are measured, nothing else runs.
+
+Pairs are compared by logarithms of compute, or by differences of pass rates: a mean, Student's interval of 95 %, and p.
+Where fewer than eight of ten pairs reach the level on both sides, p is a sign test's, in which a side that never
+reaches it takes more. p is corrected by Holm's method for all TESTS and for the 23 that they replaced (fifteen of each
+change alone, eight of the ladder's rungs), each of which counts as p = 1.
 """
 
 import argparse
