@@ -1,6 +1,6 @@
-"""Which groups to train on: drop those with equal rewards, do not draw solved prompts again, or draw until B are good.
+"""Which groups to train on: drop those with equal rewards, do not draw solved prompts again, or refill.
 
-PROBLEM. With A = r - mean_group(r), a group whose rewards are all equal has A = 0 on every token: no gradient. If it
+PROBLEM. With Â = r - mean_group(r), a group whose rewards are all equal has Â = 0 on every token: no gradient. If it
 stays in the batch, it still counts in the prompt average, which shrinks the gradient, and its zeros lower the batch
 std, which enlarges it (`normalize_advantages` in losses.py has the numbers). A prompt that the policy solves nine
 times in ten still gives a mixed group (of 16) in four of five, but few wrong answers to learn from; one that it nearly
@@ -11,10 +11,10 @@ IDEA. ScaleRL (arXiv 2510.13786, section 3.2) filters twice.
       keep(g)  <=>  max_i r_gi != min_i r_gi
 - No-positive-resampling: a prompt whose pass rate so far reaches 0.9 is never drawn again.
       retire(x)  <=>  sum correct(x) / sum rollouts(x) >= threshold     (all visits so far: F1)
-DAPO's dynamic sampling (2503.14476, section 3.2) is the alternative to the first: draw groups until B have variance.
+DAPO's dynamic sampling (2503.14476, section 3.2) replaces the first: draw until the batch is full of varied groups.
 
-SYMBOLS. N rows (rollouts) · P groups that they are of · r reward · B groups in a step · group_ids (N,): which group of
-this batch a row belongs to · prompt_key: the prompt's name in the data set in every epoch, for `PassRateHistory` only.
+SYMBOLS. N rows (rollouts) · P their groups · r reward · Â advantage · group_ids (N,): which group of this batch a row
+belongs to · prompt_key: the prompt's name in the data set in every epoch, for `PassRateHistory` only.
 
 SEVERAL RANKS. `has_variance` needs whole groups. Where ranks share prompts, each must also see every group of the step,
 in the same order, or ranks would retire different prompts: gather keys and correctness before `PassRateHistory.update`.
@@ -159,13 +159,13 @@ class NoVariedGroups(RuntimeError):
 
 
 class DynamicSampling:
-    """DAPO's refill (arXiv 2503.14476, section 3.2): offer groups until `full`, then `take` the B with unequal rewards.
+    """DAPO's refill (arXiv 2503.14476, section 3.2): offer groups until `full`, then `take` those with unequal rewards.
 
     It has no `state_dict`: a resumed run must sample anew the prompts whose groups it had kept.
     """
 
     def __init__(self, batch_prompts: int) -> None:
-        self.batch_prompts = batch_prompts  # B
+        self.batch_prompts = batch_prompts  # groups that make a batch
         self._discarded = 0  # groups in a row, since the last that was kept
         self._groups: list[object] = []
 
@@ -177,8 +177,8 @@ class DynamicSampling:
         """Keep the group, or discard it if its (G,) rewards are all equal. Returns whether it was kept; count that.
         With rewards that a length penalty shapes, give 0 and 1 for wrong and right instead: DAPO counts right answers.
 
-        Raises RuntimeError if the batch is full, ValueError for a group without rewards, and NoVariedGroups after 10·B
-        discarded groups in a row (DAPO's own code gives up after 10 batches).
+        Raises RuntimeError if the batch is full, ValueError for a group without rewards, and NoVariedGroups after 10
+        batches of discarded groups in a row, as DAPO's own code does.
         """
         if self.full:
             raise RuntimeError("DynamicSampling: the batch is full; call take() before the next offer().")
@@ -200,7 +200,7 @@ class DynamicSampling:
         return kept
 
     def take(self) -> list[Any]:
-        """The B kept groups in the order they were offered. Raises RuntimeError before `full`."""
+        """The kept groups in the order they were offered. Raises RuntimeError before `full`."""
         if not self.full:
             raise RuntimeError(f"DynamicSampling: {len(self._groups)} of {self.batch_prompts} groups so far.")
         groups, self._groups = self._groups, []

@@ -7,20 +7,20 @@ for 4,096 tokens and a vocabulary of 152k, and autograd keeps several such tenso
 
 IDEA. ScaleRL (arXiv 2510.13786, section 3.2, after MiniMax-M1, arXiv 2506.13585) computes the head, the product of
 hidden states and vocabulary matrix, in FP32 on BOTH sides. Its asymptotic pass rate rose from 0.52 to 0.61. On one side
-only, it helps partly at best. With hidden states h, head W, bias b, temperature T and sampled token y:
-    z = (W h + b) / T                                logits (V,), an FP32 product (`softcap` bends W h + b)
+only, it helps partly at best. With hidden states h, head W and its bias:
+    z = (W h + bias) / temperature                   logits (V,), an FP32 product (`softcap` bends W h + bias)
     log p_j = z_j - log sum_i exp z_i                FP32 log-softmax
-    logprob = log p_y,   entropy = -sum_j p_j log p_j
+    logprob = log p_target,   entropy = -sum_j p_j log p_j        target: the sampled token
 
 GENERATOR. vLLM stores the head in the model's dtype, say bfloat16. Its option `head_dtype`, which `GENERATOR_ARGS`
-sets, changes only the product: bfloat16 factors, an FP32 sum. A trainer often keeps its head in FP32 (the master copy),
-and those weights differ from the ones that vLLM rounded to bfloat16. So the trainer must compute with
-`rounded(master, torch.bfloat16)`. Seven things must be equal on both sides:
-    `token_logprobs` sees to    the FP32 product, the FP32 log-softmax
-    `Scorer` sees to            the rounded W, the rounded h (by `dtype`), the bias, which position predicts which token
-    the caller sees to          the temperature
+sets, changes only the product: bfloat16 factors, an FP32 sum. A trainer often keeps its head in FP32 (the master
+copy: bfloat16 would round small updates away), and vLLM rounds those weights to bfloat16. So the trainer must compute
+with `rounded(master, torch.bfloat16)`. Seven things must be equal on both sides:
+    `token_logprobs` sees to    1 the FP32 product, 2 the FP32 log-softmax
+    `Scorer` sees to            3 rounded W, 4 rounded h (by `dtype`), 5 bias, 6 which position predicts which token
+    the caller sees to          7 the temperature
 
-SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk; h hidden state, W head, b its bias, z logits.
+SYMBOLS. M tokens, H hidden size, V vocabulary size; h hidden state, W head, z logits, p probability.
 
 SIMPLIFIED. Each device holds the whole head. A scale on the logits (Granite) goes into `temperature`.
 
@@ -58,7 +58,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 # What vLLM's AsyncEngineArgs needs so that its logits are the FP32 product too; leave it out for a bfloat16 head.
 GENERATOR_ARGS = {"hf_overrides": {"head_dtype": "float32"}}
 
-# Size of one (C, V) buffer when the caller names no chunk: on a CPU at V = 152k, C = 110 took 20 % longer than 220.
+# Size of one (chunk, V) buffer if the caller names none: on a CPU at V = 152k, chunks of 110 took 20 % longer than 220.
 CHUNK_BYTES = 112 * 2**20
 CHUNK_BYTES_GPU = 512 * 2**20  # on an H200: 149 ms with 112 MiB, 82 with 512, 79 with 1024 (8,192 positions)
 
@@ -81,7 +81,7 @@ def token_logprobs(
     temperature: float = 1.0,  # the generator's, or rho is not 1 between equal weights
     bias: Tensor | None = None,  # (V,)
     softcap: float | None = None,  # cap * tanh(z / cap) for logits z before the temperature (Gemma 2, nanochat)
-    chunk_tokens: int | None = None,  # C; None fills `CHUNK_BYTES`
+    chunk_tokens: int | None = None,  # None fills `CHUNK_BYTES`
     entropy_grad: bool = False,  # let the entropy carry a gradient; otherwise it is a monitor
     fp32: bool = True,  # False computes the product in the dtype of `hidden`, for the ablation (H1)
 ) -> tuple[Tensor, Tensor]:
@@ -94,8 +94,8 @@ def token_logprobs(
 
     Returns (logprobs, entropy), both shaped as `targets`, in nats, FP32, or FP64 if `hidden` or `weight` is. Gradients
     reach hidden, weight (summed over the chunks in FP32, cast once at the end) and bias. An active autocast is
-    overruled. Beside inputs and gradients two or three buffers of C x V (two more for a soft cap), and on a CPU an FP32
-    copy of a bfloat16 head. Raises ValueError for shapes that do not agree, `temperature` <= 0, `chunk_tokens` < 1.
+    overruled. Memory: two or three buffers of (chunk, V), two more for a soft cap, and on a CPU an FP32 copy of a
+    bfloat16 head. Raises ValueError for shapes that do not agree, `temperature` <= 0, `chunk_tokens` < 1.
     """
     if hidden.ndim < 2 or weight.ndim != 2 or hidden.shape[-1] != weight.shape[1]:
         raise ValueError(f"hidden must be (M, H), weight (V, H), got {tuple(hidden.shape)} and {tuple(weight.shape)}.")
@@ -170,15 +170,15 @@ class Scorer(nn.Module):
 
 
 # The concept ends here. -------------------------------------------------------------------- the same in little memory
-# Chunks of C tokens go through one or two (C, V) buffers, and the backward pass computes the logits again: 2.6 times as
-# fast as `torch.utils.checkpoint` on each chunk (CPU, 2,048 tokens, V = 50,000). A buffer has one name and is
+# Chunks go through one or two (chunk, V) buffers, and the backward pass computes the logits again: 2.6 times as fast
+# as `torch.utils.checkpoint` on each chunk (CPU, 2,048 tokens, V = 50,000). A buffer has one name and is
 # overwritten in place; the comments say what it holds after each line.
 #
 # The three derivatives, with the incoming gradients g of a log-prob and g_entropy of an entropy:
 #
-#     d logprob / d z_j = [j = y] - p_j                  dz_j = g ([j = y] - p_j) - g_entropy p_j (log p_j + entropy)
+#     d logprob / d z_j = [j = target] - p_j           dz_j = g ([j = target] - p_j) - g_entropy p_j (log p_j + entropy)
 #     d entropy / d z_j = -p_j (log p_j + entropy)
-#     z = (W h + b) / T                                  dh = dz W / T,   dW = dz^T h / T,   db = sum dz / T
+#     z = (W h + bias) / temperature                   dh = dz W, dW = dz.t() h, d bias = sum dz, each / temperature
 
 
 class _Options(NamedTuple):
@@ -190,7 +190,7 @@ class _Options(NamedTuple):
     product_dtype: torch.dtype  # of the forward product: `dtype`, or the model's own for the ablation
 
     def buffer(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """(C, V), uninitialized; all chunks use it in turn."""
+        """(chunk, V), uninitialized; all chunks use it in turn."""
         return hidden.new_empty(min(self.chunk_tokens, len(hidden)), len(weight), dtype=self.dtype)
 
     def chunks(self, hidden: Tensor) -> list[slice]:
@@ -198,8 +198,8 @@ class _Options(NamedTuple):
 
 
 def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, options: _Options, buffer: Tensor) -> Tensor:
-    """z = (W h + b) / T of a chunk, (C, V), written into the buffer; `softcap` bends W h + b."""
-    z = buffer[: len(hidden)]  # (C, V), fewer rows in the last chunk
+    """z = (W h + bias) / temperature of a chunk, (chunk, V), written into the buffer; `softcap` bends W h + bias."""
+    z = buffer[: len(hidden)]  # (chunk, V), fewer rows in the last chunk
     if options.product_dtype != options.dtype:  # H1: the product that the FP32 head replaces
         bias = None if bias is None else bias.to(head.dtype)
         z.copy_(F.linear(hidden.to(head.dtype), head, bias))
@@ -211,7 +211,7 @@ def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, options: _Options
     if options.softcap:
         z.div_(options.softcap).tanh_().mul_(options.softcap)
     if options.temperature != 1.0:
-        z.div_(options.temperature)  # the generator's log-probs are those at T
+        z.div_(options.temperature)  # the generator's log-probs have it
     return z
 
 
@@ -238,16 +238,16 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy = torch.empty_like(logprobs)  # (M,)
         logsumexp = torch.empty_like(logprobs)  # (M,)
         head = _head_in(options.product_dtype, hidden, weight)  # (V, H)
-        first, second = options.buffer(hidden, weight), options.buffer(hidden, weight)  # (C, V) each
+        first, second = options.buffer(hidden, weight), options.buffer(hidden, weight)  # (chunk, V) each
         for rows in options.chunks(hidden):
-            z = _logits(hidden[rows], head, bias, options, first)  # (C, V)
-            top = z.amax(-1, keepdim=True)  # (C, 1)
+            z = _logits(hidden[rows], head, bias, options, first)  # (chunk, V)
+            top = z.amax(-1, keepdim=True)  # (chunk, 1)
             z.sub_(top)  # z - top: at most 0, so that exp cannot overflow
             # Not torch.log_softmax: its CPU kernel adds the V terms in a few long running sums, which costs 1e-5 in
             # FP32 at V = 152k; sum() adds in a tree.
-            e = torch.exp(z, out=second[: len(z)])  # (C, V)
-            total = e.sum(-1)  # (C,)
-            # log p_y = (z_y - top) - log sum_i exp(z_i - top)
+            e = torch.exp(z, out=second[: len(z)])  # (chunk, V)
+            total = e.sum(-1)  # (chunk,)
+            # log p_target = (z_target - top) - log sum_i exp(z_i - top)
             logprobs[rows] = z.gather(1, targets[rows, None]).squeeze(1) - total.log()
             # entropy = -sum_j p_j log p_j = log total - sum_j e_j (z_j - top) / total, not a mean over samples
             e.mul_(z)  # e_j (z_j - top)
@@ -271,22 +271,22 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=options.dtype) if needs_bias else None  # (V,)
         head = _head_in(options.dtype, hidden, weight)  # (V, H); one FP32 copy of the head, not two
         forward_head = head if head.dtype == options.product_dtype else _head_in(options.product_dtype, hidden, weight)
-        first = options.buffer(hidden, weight)  # (C, V)
-        second = options.buffer(hidden, weight) if options.entropy_grad else None  # (C, V)
+        first = options.buffer(hidden, weight)  # (chunk, V)
+        second = options.buffer(hidden, weight) if options.entropy_grad else None  # (chunk, V)
         for rows in options.chunks(hidden):
-            dz = _logits(hidden[rows], forward_head, bias, options, first).sub_(logsumexp[rows, None])  # (C, V): log p
+            dz = _logits(hidden[rows], forward_head, bias, options, first).sub_(logsumexp[rows, None])  # log p
             if options.softcap:  # the slope of cap * tanh(x / cap) is 1 - tanh^2
-                tanh = (dz + logsumexp[rows, None]).mul_(options.temperature / options.softcap)  # (C, V)
-            # 1 / T here: for C incoming gradients, not for C x V outgoing ones
-            g = (grad_logprobs[rows] / options.temperature).unsqueeze(1)  # (C, 1)
+                tanh = (dz + logsumexp[rows, None]).mul_(options.temperature / options.softcap)  # (chunk, V)
+            # Divided here: for a chunk's incoming gradients, not for its outgoing ones, V times as many
+            g = (grad_logprobs[rows] / options.temperature).unsqueeze(1)  # (chunk, 1)
             if second is None:
                 dz.exp_().mul_(-g)  # -g p
             else:
-                p = torch.exp(dz, out=second[: len(dz)])  # (C, V)
-                g_entropy = (grad_entropy[rows] / options.temperature).unsqueeze(1)  # (C, 1)
+                p = torch.exp(dz, out=second[: len(dz)])  # (chunk, V)
+                g_entropy = (grad_entropy[rows] / options.temperature).unsqueeze(1)  # (chunk, 1)
                 dz.add_(entropy[rows, None]).mul_(g_entropy)  # g_entropy (log p + entropy)
                 dz.add_(g).mul_(p).neg_()  # -p (g + g_entropy (log p + entropy))
-            dz.scatter_add_(1, targets[rows, None], g)  # and + g [j = y]
+            dz.scatter_add_(1, targets[rows, None], g)  # and + g [j = target]
             if options.softcap:
                 dz.mul_(1 - tanh.square_())
             if grad_bias is not None:
@@ -307,7 +307,7 @@ class _TokenLogprobs(torch.autograd.Function):
 #
 #     factors -> sum            h and W in bfloat16, on a GPU         else
 #     W h                       bfloat16 -> FP32                      FP32 -> FP32
-#     dz W, dz^T h              bfloat16 -> FP32, for two parts       FP32 -> FP32
+#     dz W, dz.t() h            bfloat16 -> FP32, for two parts       FP32 -> FP32
 #     W h with fp32=False       that of h -> that of h (H1)           likewise
 
 

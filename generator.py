@@ -39,7 +39,7 @@ class Counters:
 
     sampled: int = 0  # completion tokens of groups, not of evaluations
     prefilled: int = 0  # prompt tokens computed, not read from cache; the second legs' forced tokens are among them
-    eval_seconds: float = 0.0  # of the time that evaluations ran, the part that their tokens are of all tokens
+    eval_seconds: float = 0.0  # time in which evaluations ran, times their share of the tokens sampled in it
     idle_seconds: float = 0.0  # no request inside the engine, and not paused
     request_seconds: float = 0.0  # requests inside the engine, summed over time
     sync_seconds: float = 0.0  # paused for new weights
@@ -133,7 +133,7 @@ class Generator:
         """One completion, in one request, or in two where the first one ends at `budget` and tokens for an answer are
         left; the phrase comes between only if thinking had not ended. Gives its slot back."""
         prompt, control = list(problem.prompt_ids), self.length_control
-        salt = str(version)  # a first leg finds only what this version cached; a second one its own first leg, too
+        salt = str(version)  # vLLM shares its cache within a salt: leg 1 finds only this version's, leg 2 also leg 1
         try:
             first = rollout_of(await self.engine.sample(prompt, budget, salt))
             leg = control and control.second_leg(prompt, first.completion_ids, first.finish_reason)

@@ -7,16 +7,16 @@ IDEA 1, forced interruption (ScaleRL's choice, section 2). Each rollout has a bu
 max_budget], so that there is no single deadline to learn. If thinking has not ended by then, a fixed phrase ends it,
 and the policy goes on with up to `answer_budget` tokens of answer. An engine cannot put in a phrase, so it serves this
 as two requests, called legs. The first leg may be as long as the budget, whatever its tokens are. The four cases, with
-a budget of 11 tokens and an answer_budget of 4 (t thinks, E is </think>, a answers, P is PHRASE, $ is <eos>):
+a budget of 11 tokens and an answer_budget of 4 (. thinks, > is </think>, x answers, ! is PHRASE, $ is <eos>):
 
         leg 1, at most 11         leg 2
-    a   t t t t t t t t t t t  |  P P P a a a a     thinking was cut: PHRASE ends it, and up to 4 tokens answer
-    b   t t t t t t t E a a a  |  a                 3 answer tokens so far: leg 2 has no PHRASE, and up to 1 more
-    c   t t t t t E a a a a a  |                    none of the 4 is left: no leg 2, the completion is truncated
-    d   t t t t t E a $        |                    finished: no leg 2
+    a   . . . . . . . . . . .  |  ! ! ! x x x x     thinking was cut: PHRASE ends it, and up to 4 tokens answer
+    b   . . . . . . . > x x x  |  x                 3 answer tokens so far: leg 2 has no PHRASE, and up to 1 more
+    c   . . . . . > x x x x x  |                    none of the 4 is left: no leg 2, the completion is truncated
+    d   . . . . . > x $        |                    finished: no leg 2
 
 Every sampled token of both legs trains; only PHRASE is masked. The answer budget counts the sampled tokens after
-</think>, in both legs. Nothing enforces it within leg 1, so in cases c and d the answer may be longer.
+</think>, in both legs. Leg 1 stops only at the thinking budget, so in cases c and d the answer may be longer than 4.
 
 IDEA 2, the overlong penalty (the alternative; DAPO, arXiv 2503.14476, Eq. 13). Over the last L_cache tokens before the
 cap L_max the penalty that is added to the reward falls on a ramp from 0 to -1, and stays there.
@@ -69,8 +69,8 @@ COLLAPSE_TRUNCATION = 0.10  # and above which runs have collapsed
 class SecondLeg:
     """The request that follows a first leg that was cut.
 
-    In vLLM: send it with the first leg's cache_salt (it shares cached keys and values within one salt): then it finds
-    the first leg in its cache of prefixes and computes only the last, incomplete block and the phrase.
+    vLLM keeps the keys and values that it has computed, and shares them between requests of one cache_salt. Sent with
+    the first leg's salt, the second one computes only the last, incomplete block of these and the phrase.
     """
 
     prompt_ids: list[int]  # the complete new prompt: old prompt + first leg + forced_ids

@@ -8,40 +8,40 @@ IDEA. Every loss here keeps the ratio and limits it in its own way. CISPO (MiniM
 choice) truncates the ratio, stops its gradient, and uses it as a weight on the policy gradient. PPO's clip (GRPO,
 2402.03300; DAPO, 2503.14476; GSPO, 2507.18071) drops the gradient of a token that has moved far enough already:
 
-    factor before A * grad log pi      CISPO           DAPO (0.2, 0.26)
-    A > 0, rho > 1.26                  min(rho, 5)     0       "likely enough by now"
-    A < 0, rho < 0.80                  rho             0       "unlikely enough by now"
-    any other                          min(rho, 5)     rho     no limit for A < 0
+    factor before Â * grad log pi      CISPO           DAPO (0.2, 0.26)
+    Â > 0, rho > 1.26                  min(rho, 5)     0       "likely enough by now"
+    Â < 0, rho < 0.80                  rho             0       "unlikely enough by now"
+    any other                          min(rho, 5)     rho     no limit for Â < 0
 
 CISPO silences no token. A clip silences rare ones first, such as "However" and "Wait", where an answer changes its
 direction (MiniMax-M1): a single update can carry their ratio beyond it.
 
-    J(theta) = 1/P sum_g [ 1/n_g sum_{i in g} sum_t sg(min(rho_it, eps_max)) A_i log pi_it ]    (2510.13786, Eq. 5)
+    J(theta) = 1/P sum_g [ 1/n_g sum_{i in g} sum_t sg(min(rho_it, eps_max)) Â_i log pi_it ]    (2510.13786, Eq. 5)
 
-`normalize_advantages` gives A, a loss gives the term inside the sums (with a minus, because we minimize), and
+`normalize_advantages` gives Â, a loss gives the term inside the sums (with a minus, because we minimize), and
 `aggregation_weights` gives 1 / (P n_g). The loss of a step is `(token_weights * token_loss).sum()`.
 
 SYMBOLS. N rows, one for each rollout (papers also say sample, sequence or completion) · T completion positions, padded
-· P groups left of a step's B, n_g trained tokens of group g · A advantage · sg stop-gradient · mask: 1 on tokens that
+· P groups that train, n_g trained tokens of group g · Â advantage · sg stop-gradient · mask: 1 on tokens that
 train: sampled, not forced, not padding · group_ids: each row's group, e.g. 0 0 1 1 (a prompt drawn twice makes two).
 
 IN YOUR TRAINER. On policy, where no log-probs were recorded, pass the same log-probs twice: the second has no gradient,
-and rho is 1. A row's weight is one number, `aggregation_weights(...).amax(1)`, which survives any shuffling.
+and rho is 1. To shuffle rows, keep one number beside each, its tokens' weight: `aggregation_weights(...).amax(1)`.
 
-SIMPLIFIED. One row is one sequence. Of packed ones, (1, T), make rows of one token: all inputs as `x[0][:, None]`, and
+SIMPLIFIED. One row is one sequence. Packed ones, (1, T), become T rows of a token: all inputs as `x[0][:, None]`, and
 `aggregation_weights(mask[0][:, None], group_of_token)`. That is exact but for `gspo` and the averages `sample` and
 `constant`, which need whole rows. L1 to L11 mark choices: docs/choices.md.
 
 The factors of two tokens with rho = 7.39 and 0.61 (+ 0 makes 0.0 of -0.0):
 
 >>> now, then = torch.tensor([[-1.0, -1.0]], requires_grad=True), torch.tensor([[-3.0, -0.5]])
->>> for loss, A in [(cispo, 1), (dapo, 1), (dapo, -1)]:
-...     token_loss, metrics = loss(now, then, torch.tensor([A]), torch.ones(1, 2))
+>>> for loss, adv in [(cispo, 1), (dapo, 1), (dapo, -1)]:
+...     token_loss, metrics = loss(now, then, torch.tensor([adv]), torch.ones(1, 2))
 ...     (gradient,) = torch.autograd.grad(-token_loss.sum(), now)
-...     print(f"A = {A:2}  {loss.__name__:5}", [round(factor, 2) for factor in (gradient[0] / A + 0).tolist()])
-A =  1  cispo [5.0, 0.61]
-A =  1  dapo  [0.0, 0.61]
-A = -1  dapo  [7.39, 0.0]
+...     print(f"adv {adv:2}  {loss.__name__:5}", [round(factor, 2) for factor in (gradient[0] / adv + 0).tolist()])
+adv  1  cispo [5.0, 0.61]
+adv  1  dapo  [0.0, 0.61]
+adv -1  dapo  [7.39, 0.0]
 
 QUESTION. What is CISPO's factor for the second token if `weight` in `cispo` is not detached? (lab/experiments.md)
 """
@@ -58,12 +58,12 @@ def normalize_advantages(
 ) -> Tensor:
     """Rewards centered per group and scaled (arXiv 2510.13786, section 3.2).
 
-    L2: drop the groups with equal rewards before the call. Their advantages are 0, but they count. If they are a part p
-    of all groups, which differs from batch to batch, the gradient is multiplied:
-        where they stay                             by                  for p = 1/2
-        the std                                     1 / sqrt(1 - p)     1.41
-        the average (see `aggregation_weights`)     1 - p               0.50
-        both                                        sqrt(1 - p)         0.71
+    L2: drop the groups with equal rewards before the call. Their advantages are 0, but they count. With `equal`, their
+    share of all groups (it differs from batch to batch), the gradient is multiplied:
+        where they stay                             by                      for equal = 1/2
+        the std                                     1 / sqrt(1 - equal)     1.41
+        the average (see `aggregation_weights`)     1 - equal               0.50
+        both                                        sqrt(1 - equal)         0.71
     Args:
         rewards, group_ids: (N,) of all ranks, also arrays or lists; complete groups in any order.
         how, eps: what to divide by, plus eps. `batch`: std of all centered rewards (ScaleRL). A NaN spreads to all.
@@ -83,19 +83,19 @@ def normalize_advantages(
         return x.new_zeros(len(sizes)).scatter_reduce(0, group, x, reduce, include_self=False)[group]
 
     unequal = over_group(rewards, "amax") != over_group(rewards, "amin")  # (N,)
-    # A_i = r_i - mean_group(r), set to exactly 0 for equal rewards. The float32 mean of seven rewards of 0.1 is off by
+    # Â_i = r_i - mean_group(r), set to exactly 0 for equal rewards. The float32 mean of seven rewards of 0.1 is off by
     # 7e-9; divided by its own std, that would become an advantage of -.007 with this eps, and of -1 with eps = 0.
     values = rewards if rewards.dtype == torch.float64 else rewards.float()  # (N,)
     centered = torch.where(unequal, values - over_group(values, "mean"), 0.0)  # (N,)
     if how == "none":
         return centered
     if how == "batch":
-        # std^2 = 1 / (N - ddof) sum_i A_i^2: of the centered advantages, not of raw rewards; each row counts once
+        # std^2 = 1 / (N - ddof) sum_i Â_i^2: of the centered advantages, not of raw rewards; each row counts once
         variance = (centered - centered.mean()).square().sum() / (len(centered) - ddof)  # ()
     else:
-        # std_g^2 = 1 / (G - ddof) sum_{i in g} A_i^2
+        # std_g^2 = 1 / (G - ddof) sum_{i in g} Â_i^2
         variance = over_group(centered.square(), "sum") / (sizes[group] - ddof)  # (N,)
-    # A_i^norm = A_i / (std + eps), and 0 for equal rewards: with a single row, or with eps = 0, the division is 0 / 0
+    # Â_i^norm = Â_i / (std + eps), and 0 for equal rewards: with a single row, or with eps = 0, the division is 0 / 0
     return torch.where(unequal, centered / (variance.sqrt() + eps), 0.0)  # (N,)
 
 
@@ -117,7 +117,7 @@ def cispo(
     # log rho = log pi_train - log pi_gen
     log_ratio = logprobs - behaviour  # (N, T)
     rho = _bounded_exp(log_ratio)  # (N, T)
-    # token loss = - sg(min(rho, eps_max)) * A * log pi;  without sg there would be a second term, the gradient of rho
+    # token loss = - sg(min(rho, eps_max)) * Â * log pi;  without sg there would be a second term, the gradient of rho
     weight = rho.clamp(max=eps_max).detach()  # (N, T)
     return -weight * advantages * logprobs, _metrics(log_ratio, rho > eps_max, advantages, trained)
 
@@ -161,7 +161,7 @@ def dapo(
 
 def _clipped_term(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> tuple[Tensor, Tensor]:
     """PPO's clipped objective, to be maximized (N, T), and where the clip takes effect, bool (N, T)."""
-    # term = min( rho A, clip(rho, 1 - eps_low, 1 + eps_high) A ):  too high counts for A > 0, too low for A < 0
+    # term = min( rho Â, clip(rho, 1 - eps_low, 1 + eps_high) Â ):  too high counts for Â > 0, too low for Â < 0
     free = ratio * advantages  # (N, T)
     clipped = ratio.clamp(1 - eps_low, 1 + eps_high) * advantages  # (N, T)
     return torch.minimum(free, clipped), clipped < free
@@ -182,7 +182,7 @@ def gspo(
 
     Ratios of single tokens are noisy, most of all in mixtures of experts, where an update changes which experts compute
     a token. Each token carries the term of its sequence. L5: the average `sample` makes that the paper's mean over
-    sequences. Advantages for each token make it GSPO-token (section 4.3): A_it clips and moves only token t.
+    sequences. Advantages for each token make it GSPO-token (section 4.3): Â_it clips and moves only token t.
     """
     trained, advantages, logprobs, behaviour = _select(mask, advantages, logprobs, behaviour_logprobs)  # (N, T) each
     log_ratio = logprobs - behaviour  # (N, T)
@@ -210,7 +210,7 @@ def tis(
     trained, advantages, logprobs, behaviour, old = _select(mask, advantages, *three)  # (N, T) each
     w = _bounded_exp(old - behaviour)  # (N, T)
     q = _bounded_exp(logprobs - old)  # (N, T)
-    # token loss = - min(w, cap) * min(q A, clip(q, 1 - eps_low, 1 + eps_high) A)
+    # token loss = - min(w, cap) * min(q Â, clip(q, 1 - eps_low, 1 + eps_high) Â)
     term, clipped = _clipped_term(q, advantages, eps_low, eps_high)  # (N, T), (N, T)
     token_loss = torch.where(trained, -w.clamp(max=cap) * term, 0.0)  # (N, T), `where` as in gspo
     metrics = _metrics(logprobs - behaviour, clipped, advantages, trained)
@@ -324,7 +324,7 @@ def summarize_metrics(metrics: dict[str, Tensor]) -> dict[str, float]:
     ratio_mean, ratio_max   of rho before any truncation. L4: whatever the loss, so that runs with other losses compare
     ess                     effective sample size as a fraction: (sum rho)^2 / (n sum rho^2), above 0 and at most 1
     log_ratio_rms           root mean square of log rho: how far, in nats, a log-prob typically is from the generator's
-    capped_*, masked_*      of the tokens with A > 0 or A < 0 that the loss capped, or a mask (lab/masks.py) dropped
+    capped_*, masked_*      of the tokens with Â > 0 or Â < 0 that the loss capped, or a mask (lab/masks.py) dropped
     tis_capped              of all tokens, those whose w was capped
     """
     m = {key: float(value) for key, value in metrics.items()}

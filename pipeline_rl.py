@@ -1,6 +1,6 @@
 """PipelineRL-k and PPO-off-policy-k: generate and train at the same time, with a bound on how old a token may be.
 
-SYMBOLS. B prompts per step, G rollouts per prompt, k steps off-policy, v policy version.
+SYMBOLS. k steps off-policy, v policy version, G rollouts of a prompt, batch: the groups of a step (recipe.py's B).
 
 PROBLEM. Sampling takes most of the time of reinforcement learning on language models, and its slowest completions
 take most of that. A trainer that waits for every completion leaves the generator idle at the end of each batch, and is
@@ -17,35 +17,35 @@ on by a later policy than the one that sampled it:
 THE BOUND. Groups are numbered as they enter the engine and trained strictly in that order. A new one may enter only
 while the following holds:
 
-    outstanding < (k + 1) · B             outstanding: admitted, and the weights of the step that trains them are
-                                          not yet live in the engine; B groups train in a step
+    outstanding < (k + 1) · batch         outstanding: groups that were admitted, and the weights of the step that
+                                          trains them are not yet live in the engine
 
-A group that enters at version w has at most (k + 1)·B − 1 outstanding groups before it, which fill at most k whole
-steps. So at most k updates come between, and it trains at version w + k at the latest. Its tokens were sampled at w or
-later: their lag is at most k. For B = 2 and k = 1:
+A group that enters at version v has at most (k + 1) · batch − 1 outstanding groups before it. They fill at most k whole
+steps, so at most k updates come between, and the group trains at version v + k at the latest. Its tokens were sampled
+at v or later: their lag is at most k. For a batch of 2 and k = 1:
 
     version live       0          1          2          3
     groups admitted    0 1 2 3    4 5        6 7        8 9
     the step trains    0 1        2 3        4 5        6 7
     lag, at most       0          1          1          1
 
-Nothing is dropped for its age: that would drop the long rollouts. Two shortcuts would break the bound. If a group
-stopped being outstanding when it is taken, and not when its step's weights are live, k = 0 would train at lag 1. If the
-trainer took whichever groups finish first, a slow group 0 would wait while 1, 2, 3 finish, train and make room for 4,
-5, 6, and so on: never more than (k + 1)·B are outstanding, yet group 0 ages by one version a step.
+Nothing is dropped for its age: that would drop the long rollouts. Two shortcuts would break the bound. One: a group
+stops being outstanding when it is taken, before its step's weights are live. Then k = 0 would train at lag 1. The
+other: the trainer takes whichever groups finish first. Then 1, 2 and 3 would train and make room for 4, 5 and 6 while a
+slow group 0 still runs. The count would stay within the limit, yet group 0 would age by one version a step.
 
 A SECOND RULE. The first one guarantees the bound, but finished groups only grow old while they wait. So a new group
 enters only if it keeps the trainer from waiting, or replaces one that the trainer took:
 
-    outstanding < (k + 1) · B  and  (ready < B  or  under way < needed)
+    outstanding < (k + 1) · batch  and  (ready < batch  or  under way < needed)
 
     ready        groups that the trainer could take now: they are finished, and so are all older ones. (If a finished
                  group behind a running one counted, a single long completion would empty the engine.)
     under way    groups admitted and not yet taken
-    needed       the most groups that were ever under way. It grows only while ready < B, so that many it took to keep
-                 the trainer from waiting.
+    needed       the most groups that were ever under way. It grows only while ready < batch, when the trainer would
+                 wait: so it is the number that keeps the trainer busy.
 
-With B = 1, k = 8, an engine for two groups of 2 ticks each, and steps of 3 ticks, nothing waits in a long queue:
+With a batch of 1, k = 8, an engine for two groups of 2 ticks each, and steps of 3 ticks, no long queue forms:
 
     tick          0    1  2  3  4  5  6  7  8
     enters        0 1     2        3        4
@@ -54,10 +54,10 @@ With B = 1, k = 8, an engine for two groups of 2 ticks each, and steps of 3 tick
     under way     2    2  2  2  2  2  2  2  2     needed: 2
     outstanding   2    2  3  3  3  3  3  3  3     9 are allowed
 
-Nor does one enter while fewer than G slots of the engine are free: nothing queues inside it.
+Nor does a group enter while fewer than G slots of the engine are free: nothing queues inside the engine.
 
-PPO-off-policy-k, the alternative, freezes the policy, samples k·B prompts and takes k steps of B. The pacer keeps at
-most k·B groups outstanding. The caller does the freezing: it pushes once, after the k-th step, and releases all k·B
+PPO-off-policy-k, the alternative, freezes the policy, samples k batches and takes k steps. The pacer keeps at most k
+batches outstanding. The caller does the freezing: it pushes once, after the k-th step, and releases all k batches
 together, when those weights are live. (Groups that dynamic sampling discards are released earlier; those that take
 their place are sampled by the same policy.) Lags are 0..k − 1, and the engine is idle while the trainer works.
 
@@ -66,9 +66,9 @@ P1: the paper has a queue between generator and trainer. Here admission is paced
 SIMPLIFIED. Nothing samples here. generator.py drives an engine by these rules, in a thread of its own; who
 copies the concept takes both files.
 
-IN YOUR TRAINER, without generator.py: a thread that samples, and a lock around every call of the pacer. `prompts` is
-endless, and `sample` does not raise. For several groups at once start several threads; then `next(prompts)` needs the
-lock, too. (Without a thread training stays on policy: by the second rule no group enters while B are ready.)
+IN YOUR TRAINER, without generator.py: a thread that samples, and a lock around every call of the pacer. B is the batch,
+`prompts` is endless, `sample` does not raise. For several groups at once start several threads; then `next(prompts)`
+needs the lock, too. (Without a thread training is on policy: by the second rule no group enters while B are ready.)
 
     version, changed = 0, threading.Condition()  # a lock, with which one side wakes the other
 
@@ -99,11 +99,11 @@ lock, too. (Without a thread training stays on policy: by the second rule no gro
             changed.notify_all()
 
 `python pipeline_rl.py` simulates the pacing: with k = 0 the trainer waits 77 % of the time, with k = 2 34 %, and with
-k = 8 2 %, at a mean lag of 5.3. There 27 % of the engine stays empty, since the trainer cannot use more.
+k = 8 2 %, at a mean lag of 5.3. Then the trainer is the slower side, and 27 % of the engine stays empty.
 
     >>> pacer = Pacer(batch_prompts=2, k=1)
     >>> numbers = [pacer.admit() for _ in range(4)]
-    >>> pacer.may_admit()                  # 4 = (k + 1) · B are outstanding
+    >>> pacer.may_admit()                  # 4 = (k + 1) · batch are outstanding
     False
 
 QUESTION. Groups 1, 2, 3 finish, group 0 does not. What does `take(2)` return, and who works now? (lab/experiments.md)
@@ -178,11 +178,11 @@ class Pacer:
     safe to call from several threads: call it from one event loop, or hold a lock. Of a group it reads `.number` only.
 
     Args:
-        batch_prompts: B.
+        batch_prompts: groups that train in a step.
         k: `pipeline`: k >= 0, lag in 0..k. `ppo_off_policy`: k >= 1, lag in 0..k-1.
-        min_ready: groups that stay ready behind each take, which raises the lag by about min_ready / B; `pipeline`
-            only, at most k·B. Above 0, a new group enters only while fewer than a take and `min_ready` are ready: taken
-            groups are not replaced at once. Set the attribute to 0 when no prompt is left to admit.
+        min_ready: groups that stay ready when the trainer takes a batch, at most k batches, `pipeline` only. Each batch
+            of them raises the lag by about 1. Above 0, a new group enters only while fewer than `min_ready` and a batch
+            are ready: taken groups are not replaced at once. Set it to 0 when no prompt is left to admit.
 
     Raises ValueError for an unknown schedule or impossible numbers.
     """

@@ -48,8 +48,8 @@ class SlotCache:
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **_: object
 ) -> tuple[Tensor, None]:
-    """Grouped-query attention that copies no keys or values; attention_mask (B, 1, T, L): True where it looks."""
-    query = query.unflatten(1, (key.shape[1], -1))  # (B, KV heads, queries of each, T, d)
+    """Grouped-query attention that copies no keys or values; attention_mask (N, 1, T, L): True where it looks."""
+    query = query.unflatten(1, (key.shape[1], -1))  # (N, KV heads, queries of each, T, d)
     scores = torch.einsum("bkgtd,bkld->bkgtl", query, key) * scaling
     probabilities = scores.masked_fill(~attention_mask[:, :, None], -torch.inf).softmax(-1)
     return torch.einsum("bkgtl,bkld->btkgd", probabilities, value).flatten(2, 3), None
