@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import losses
-from runtime.flags import Flags, own_code
+from runtime.flags import Flags, UsageError, own_code, reason_of
 from runtime.microbatches import Microbatch, TokenRow, microbatches
 from runtime.model import active_parameters, load_policy
 from runtime.shared_prompts import MicrobatchScorer, score, why_not
@@ -274,16 +274,25 @@ def chosen_loss(flags: Flags) -> Any:
 
 def own_loss(flags: Flags) -> Callable:
     """Your own `module:function` of --loss, called as `losses.cispo` is, but for its options. It returns (token_loss
-    (N, T), metrics); the ratios that every loss logs are added to its metrics. Raises UsageError if it is not there."""
+    (N, T), metrics); the ratios that every loss logs are added to its metrics. Raises UsageError if it is not there, or
+    fails on a single token."""
     function = own_code(flags, "loss")
 
     def loss(*rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         token_loss, metrics = function(*rows)
         if token_loss.shape != rows[0].shape:
-            raise ValueError(f"--loss {flags.loss} returned a token_loss of {tuple(token_loss.shape)}, not (N, T)")
+            raise ValueError(f"it returned a token_loss of {tuple(token_loss.shape)}, not (N, T)")
         _, common = losses.cispo(*(x.detach() for x in rows))
         return token_loss, {name: x for name, x in common.items() if not name.startswith("capped")} | metrics
 
+    logprobs = -torch.ones(1, 1, requires_grad=True)
+    try:
+        token_loss, _ = loss(logprobs, logprobs.detach(), torch.ones(1), torch.ones(1, 1))
+        token_loss.sum().backward()
+    except Exception as error:  # somebody's function, which may raise anything
+        raise UsageError(
+            f"--loss {flags.loss} cannot train ({reason_of(error)}); write it as losses.cispo is."
+        ) from error
     return loss
 
 

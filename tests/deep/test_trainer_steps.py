@@ -16,11 +16,11 @@ from tiny_trainer import (
 )
 
 import losses
-from runtime.flags import Flags
+from runtime.flags import Flags, UsageError
 from runtime.parts import Run
 from runtime.ranks import Ranks
 from runtime.shared_prompts import score
-from runtime.trainer import clip_options
+from runtime.trainer import chosen_loss, clip_options
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +87,20 @@ def test_a_loss_of_ones_own_is_the_policys_term_and_no_other(model_folder):
     _, summary = own.backward(hand_batch())
     torch.testing.assert_close(gradient_of(own), gradient_of(plain) / 2 + gradient_of(rest), atol=1e-6, rtol=1e-4)
     assert summary["kept_tokens"] == 18 and "capped_positive" not in summary and summary["ratio_max"] > 1.05
-    with pytest.raises(ValueError, match=r"--loss test_trainer_steps:only_a_number returned a token_loss of \(\), not"):
-        trainer_of(model_folder, loss="test_trainer_steps:only_a_number").backward(hand_batch())
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        ("test_trainer_steps:only_a_number", r"ValueError: it returned a token_loss of \(\), not \(N, T\)"),
+        ("test_trainer_steps:without_gradient", "RuntimeError: element 0 of tensors does not require grad"),
+        ("losses:merge_metrics", r"TypeError: merge_metrics\(\) takes 1 positional argument but 4 were given"),
+        ("builtins:print", "TypeError: cannot unpack non-iterable NoneType object"),
+    ],
+)
+def test_a_loss_that_cannot_train_is_refused_before_a_model_is_loaded(loss, reason):
+    with pytest.raises(UsageError, match=rf"--loss {loss} cannot train \({reason}.*\); write it as losses.cispo is."):
+        chosen_loss(Flags(loss=loss))
 
 
 def half(logprobs, behaviour_logprobs, advantages, mask):
@@ -99,6 +111,11 @@ def half(logprobs, behaviour_logprobs, advantages, mask):
 def only_a_number(logprobs, behaviour_logprobs, advantages, mask):
     token_loss, metrics = half(logprobs, behaviour_logprobs, advantages, mask)
     return token_loss.sum(), metrics
+
+
+def without_gradient(logprobs, behaviour_logprobs, advantages, mask):
+    token_loss, metrics = half(logprobs, behaviour_logprobs, advantages, mask)
+    return token_loss.detach(), metrics
 
 
 def clipped_adamw(weight, gradient, norm: float, lr: float) -> torch.Tensor:
