@@ -35,10 +35,10 @@ How far the trainer's log-probs are from the engine's, in nats per token:
 >>> _ = torch.manual_seed(0)
 >>> hidden, master, targets = torch.randn(64, 256).bfloat16(), torch.randn(1000, 256) * 0.3, torch.arange(64)
 >>> coarse = rounded(master, torch.bfloat16)
->>> engine = F.linear(hidden.float(), coarse).log_softmax(-1)[range(64), targets]
+>>> engine_logprobs = F.linear(hidden.float(), coarse).log_softmax(-1)[range(64), targets]
 >>> for name, weight, fp32 in [("rounded", coarse, True), ("master", master, True), ("rounded", coarse, False)]:
 ...     logprobs, entropy = token_logprobs(hidden, weight, targets, fp32=fp32)
-...     print(f"{name:7} head, FP32 product {fp32!s:5}  {(logprobs - engine).abs().mean():.3f}")
+...     print(f"{name:7} head, FP32 product {fp32!s:5}  {(logprobs - engine_logprobs).abs().mean():.3f}")
 rounded head, FP32 product True   0.000
 master  head, FP32 product True   0.008
 rounded head, FP32 product False  0.015

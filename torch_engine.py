@@ -1,10 +1,10 @@
 """Continuous batching in plain torch: an engine for models so small that vLLM's overhead per token exceeds the model's
 own work.
 
-It has the interface that generator.py lists, as `vllm_engine.VLLMEngine` has, and runs in the trainer's process, in the
-generator's event loop. Each step samples one token for every active request; a request that is complete leaves, and
-another takes its slot at the next step. New weights are loaded between two steps: requests go on with them over the
-keys and values of the old ones, as in vLLM, and each token carries the version that sampled it.
+It has the interface that generator.py lists, returns vllm_engine's `Sample`, and runs in the trainer's process, in the
+generator's event loop. A step of the engine (no update) samples one token for every active request; a request that is
+complete leaves, and another takes its slot at the next step. New weights are loaded between two steps: requests go on
+with them over the keys and values of the old ones, as in vLLM. Each token carries the version that sampled it.
 
 SIMPLIFIED. On the CPU, also where there is a GPU: its model is too small for one. Full attention. Slots have the length
 of the longest request (vLLM pages them), a prompt is computed once for all requests that enter with it (vLLM keeps it
@@ -180,7 +180,7 @@ class TorchEngine:
         """Samples one token in each slot, also in the empty ones, whose tokens nobody reads. Returns (S,): whether it
         is a stop token."""
         cache, lengths = self.cache, self.lengths
-        cache.position = lengths - 1  # each slot's last token goes in; at first the prompt's, computed a second time
+        cache.position = lengths - 1  # each slot's last token goes in; a new slot's is its prompt's last, again
         cache.longest = max(request.tokens_so_far for request in self.inside.values())
         visible = torch.arange(cache.longest) <= cache.position[:, None]  # (S, L)
         body = self.model.base_model(
