@@ -41,6 +41,7 @@ from importlib import import_module
 from multiprocessing import resource_tracker
 from typing import Any, ClassVar
 
+import psutil
 import torch
 
 import vllm_engine
@@ -172,8 +173,11 @@ def new_engine(
             options = flags.temperature, flags.max_num_seqs, flags.seed, getattr(torch, flags.dtype), flags.fp32_head
             try:
                 engine = TorchEngine(model, stop_ids, longest, *options)
-            except (ValueError, TypeError, RuntimeError) as error:  # another model, or too little memory
-                size = f"--max_num_seqs {flags.max_num_seqs} of {longest} tokens"
+                needed, here = 2 * engine.cache.keys.nbytes, psutil.virtual_memory().total
+                if needed > here:  # Linux promises memory that it lacks, and kills who uses it
+                    raise MemoryError(f"keys and values take {needed / 1e9:.0f} of {here / 1e9:.0f} GB; lower either")
+            except (ValueError, TypeError, RuntimeError, MemoryError) as error:  # another model, or too little memory
+                size = f"--max_num_seqs {flags.max_num_seqs} of {longest} tokens (prompt and --max_budget)"
                 raise UsageError(f"--engine torch, {size}: {reason_of(error)}.") from error
         elif rank == 0:
             engine = kind(model, stop_ids, longest, flags)

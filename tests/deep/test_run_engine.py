@@ -23,6 +23,7 @@ from generator import EngineDied, EngineFailed, GeneratorFailed
 from runtime import engine
 from runtime.engine import choose_devices, choose_engine, devices_in_use, variables_set
 from runtime.flags import Flags, UsageError, check_flags, engine_options, parse_flags, reason_of
+from tasks.arithmetic import FIRST_MODELS
 from vllm_engine import vllm_environment
 
 # ------------------------------------------------------------------------------------------------------ where it computes
@@ -120,6 +121,18 @@ def test_places_that_cannot_work_are_refused(monkeypatch, gpus, trainers, words,
     host(monkeypatch, gpus, trainers)
     with pytest.raises(UsageError, match=sentence):
         choose_devices(flags_of(words))
+
+
+def test_a_torch_engine_beyond_the_memory_is_refused(monkeypatch):
+    """Keys and values of 3 slots of 8 tokens, in 2 layers of 2 heads of 32 FP32 numbers, are 2 x 12,288 bytes. Linux
+    promises more than it has, and kills the run later."""
+    words = flags_of("--engine torch --max_num_seqs 3"), choose_devices(flags_of("--engine torch")), 0
+    memory = SimpleNamespace(total=24_576)
+    monkeypatch.setattr(engine.psutil, "virtual_memory", lambda: memory)
+    engine.new_engine(*words, str(FIRST_MODELS / "discover"), [1], 8)
+    memory.total -= 1
+    with pytest.raises(UsageError, match=r"^--engine torch, --max_num_seqs 3 of 8 tokens .*MemoryError: keys and "):
+        engine.new_engine(*words, str(FIRST_MODELS / "discover"), [1], 8)
 
 
 def test_other_ranks_have_an_end_of_the_channel_and_no_engine():
