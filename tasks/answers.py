@@ -51,6 +51,8 @@ NO_FORMULA = re.compile(rf"{SENTENCE}|\$|\\[(\[]")
 TEXT_SPELLINGS: list[tuple[str, Any]] = [
     (r"(?<!\s)(?:\s*(?:</s>|<eos>|<end_of_turn>|<[|｜][^|｜<>]*[|｜]>))+\s*$", ""),  # 5</s><|im_end|> -> 5
     (r"####(?=\S)", "#### "),  # ####5 -> #### 5
+    ("’", "'"),  # It isn’t 5 -> It isn't 5
+    ("=+>", "→"),  # => 5 -> → 5
     (r"答案(?:是|为|为：|：|:)?[：:]?", " The answer is "),  # 答案是：5 -> The answer is 5
     (r"不(?:是|等于)", " not "),  # 这不是5 -> 这 not 5
     ("或者?", " or "),  # 4或5 -> 4 or 5
@@ -84,7 +86,7 @@ SPELLINGS: list[tuple[str, Any]] = [
     (r"\\text *\{ *(?:percent|\\?%) *\}", r"\\%"),  # 5\text{ percent} -> 5\%
     ("∞", r"\\infty "),  # (3,∞) -> (3,\infty )
     (r"\\varnothing", r"\\emptyset"),  # \varnothing -> \emptyset
-    (r"√ *(\d+|[a-z])", r"\\sqrt{\1}"),  # 2√13 -> 2\sqrt{13}
+    (r"√ *(?:(\d+|[a-z])|\((\w+)\))", r"\\sqrt{\1\2}"),  # 2√13 -> 2\sqrt{13}
     (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),  # 9pi+6 -> 9\pi +6
     (rf"\\(?:mathrm|text|operatorname) *\{{ *({FUNCTIONS}) *\}}", r"\\\1 "),  # \text{ln}2 -> \ln 2
     (r"\\(?:mathrm|text|operatorname) *\{ *([ie]) *\}", r"\1"),  # 5\mathrm{i} -> 5i
@@ -92,7 +94,7 @@ SPELLINGS: list[tuple[str, Any]] = [
     (r"(?<=\d) +\([A-Za-z]{2}[A-Za-z ]*\)$", ""),  # 9 (apples) -> 9
     (r"^\\\{ *[a-z] *(?:\\mid|\||:) *(.*)\\\}$", r"\1"),  # \{x \mid x > 3\} -> x > 3
     (r"(?<![\\\w^}\] {])\{(-?\d+|:)\}|(?<=\d)\{(:)\}", r"\1\2"),  # 3{:}30 -> 3:30
-    (r"^\{+([^{}]*)\}+$|^\\[(\[](.*)\\[)\]]$", r"\1\2"),  # {{5}} -> 5
+    (r"^\{+([^{}]*)\}+$|^\{((?:[^{}]|\{[^{}]*\})*)\}$|^\\[(\[](.*)\\[)\]]$", r"\1\2\3"),  # {{5}} -> 5
     (r"^[A-Z](\([^()]*,[^()]*\))$", r"\1"),  # P(1,2) -> (1,2)
     (r"^([^=]*[^=!<> ]) *= *([a-z])$", r"\2=\1"),  # 5 = x -> x=5
 ]
@@ -112,13 +114,13 @@ NUMBER_WORD = (
 )
 # Words that make another number of the one before them: 5 million, 5 squared, 5 plus one, 5 and a half.
 ANOTHER = (
-    r"(?:dozen|score|gross|pi|π|squared|cubed|factorial|doubled|tripled|plus|minus|divided|multiplied|over|choose|mod\w*|"
-    rf"point|remainder|(?:(?:times|to|by|out of) )?{NUMBER_WORD}|{FRACTION_WORD})\b(?!-)"
+    r"(?:dozen|score|gross|lakhs?|crores?|pi|π|squared|cubed|factorial|doubled|tripled|plus|minus|divided|multiplied|"
+    rf"over|choose|mod\w*|point|remainder|(?:(?:times|to|by|out of) )?{NUMBER_WORD}|{FRACTION_WORD})\b(?!-)"
 )
 # Words behind a number in a box that are no unit, whatever comes between: they change the number or take it back.
 NO_UNIT = re.compile(
     rf"\b(?:{ANOTHER}|(?:not|wrong|false|incorrect|is|if|unless|otherwise|and|or|most|least|less|than|more than|"
-    r"above|below|under|negative|between|twice|half of)\b)|\bmore *\W*$|\d'\d"
+    r"above|below|under|negative|between|twice|half of)\b)|\bmore *\W*$|\d'\d|n't\b"
 )
 # How NUMBER spells what may be a finished number, in this order. The comment is an example.
 NUMBER_SPELLINGS: list[tuple[str, Any]] = [
@@ -130,36 +132,46 @@ NUMBER_SPELLINGS: list[tuple[str, Any]] = [
 # A finished number: sign, decimal or fraction or mixed number, power of ten, percent; with degrees or a unit.
 NUMBER = re.compile(
     r"([+-]?) ?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+|(?:\d+ ?)?\\frac ?\{ ?[+-]?\d+ ?\} ?\{ ?[+-]?\d+ ?\})"
-    r"(?: ?(?:\\cdot|\\times|[*×·]) ?10 ?\^ ?\{?([+-]?\d{1,3})\}?)? ?(\\?%)?"
+    r"(?: ?(?:\\cdot|\\times|[*×·x]) ?10 ?\^ ?\{?([+-]?\d{1,3})\}?)? ?(\\?%)?"
     rf"(?: ?\^ ?\{{?\\circ\}}? ?[CF]?| [A-Za-z]{{3,}}[A-Za-z ]*|"
     rf" ?{SHORT_UNIT}/{SHORT_UNIT}| (?:[cmk]m|[mk]g|m?[lL]|in|oz|lbs?|ft))?"
 )
-# Before the last `=`, this is more than one side of an equation: of `x=3, y=4`, `x=3 or x=4`, `x !=4`.
-NO_SIDE = re.compile(r"[,;](?![^()]*\))|\b(?:or|and|not|lor|vee|quad)\b|\\\\|[!<>≠]\s*$|\\neq?\b")
+# Before the last `=`, this is more than one side of an equation: of `x=3, y=4`, `x=3 or x=4`, `3 for n=4`, `x !=4`.
+NO_SIDE = re.compile(
+    r"[,;](?![^()]*\))|\d.*\b(?:for|if|when|where)\b|\b(?:or|and|not|lor|vee|quad)\b|\\\\|[!<>≠]\s*$|\\neq?\b"
+)
 # A calculation in prose: words that hold a digit or TeX (but not Step2, m/s^2), or only signs, and what joins them.
 MATH = (
-    r"(?<!\S)(?![A-Za-z][A-Za-z/]*[\^_]?\d*[.,;:?!]*(?!\S))(?:\S*[\d\\√∑∫]\S*|[]()[{}=+*/^|<>≤≥≠×÷·&%]+[.,;:?!]*(?!\S))"
+    r"(?<!\S)(?![A-Za-z][A-Za-z/]*[\^_]?\d*[.,;:?!]*(?!\S))"
+    r"(?:\S*[\d\\√∑∫]\S*|[]()[{}=+*/^|<>≤≥≠×÷·±&%]+[.,;:?!]*(?!\S))"
 )
 JOINT = r"[-−–x:]|(?:percent |divided |multiplied |out )?(?:by|of)|mod|plus|minus|times|over|to(?: the power of)?|from"
 GAP = rf"(?:(?<![.,;:?!])[^\S\n]+(?:(?:{JOINT})[^\S\n]+)?|,?[^\S\n]+(?:and|or)[^\S\n]+)"
 CALCULATION = re.compile(f"{MATH}(?:{GAP}{MATH})*")
 VARIABLE = r"[A-Za-z]_?\w?"
 EITHER = re.compile(rf"\b({VARIABLE})\s*=\s*\S+(?:,?\s+(?:or\s+{VARIABLE}|and\s+\1)\s*=\s*\S+)+")  # x = 3 or x = 4
+# What says that another number is the answer: 5, not 6.
+CONTRAST = re.compile(r"(?:, |\band )not $|\b(?:instead of|rather than) $")
+PERHAPS = "else|maybe|perhaps|possibly"
 # What takes a number in prose back, or makes another of it: before it, before it if it is no result, and behind it.
 DENIED = re.compile(
-    r"(?:(?:not|n't|\bn(?:ever|or))(?: be)?(?: equal)?(?: to)?|\b(?:n?either|between|without|except|exclud\w+|than|"
+    r"(?:(?:not|n't|\bn(?:ever|or|o longer)|hardly)(?: quite| \w+ly)?(?: be)?(?: equal)?(?: to)?|"
+    rf"\b(?:n?either|or (?:{PERHAPS})|between|without|except|exclud\w+|than|"
     r"(?:any|every)\w+ but|(?:far|differ\w*) from|instead of|at (?:least|most)|step|question|problem|case))[ :]*$",
     re.IGNORECASE,
 )
 CHANGED = re.compile(
     r"\b(?:twice|thrice|plus|minus|times|point|over|under|above|below|exceeds?|to the(?: power of)?|"
     r"(?:divi|multipl)\w+ by|(?:double|triple|root|square|cube|reciprocal|inverse|opposite|negation|negative|logarithm|"
-    rf"multiple|percent|quarter|{FRACTION_WORD})(?: of)?|{NUMBER_WORD}(?: and)?|{FUNCTIONS}) $|(?<!\S)[b-z] [-−–] $",
+    rf"multiple|percent|quarter|{FRACTION_WORD})(?: of)?|{NUMBER_WORD}(?: and| in)?|{FUNCTIONS}) $|"
+    r"(?<!\S)[b-z] [-−–] $",
     re.IGNORECASE,
 )
 DENIES = re.compile(
-    rf" (?:(?:is|was) (?:not|n't|wrong|false|incorrect)\b|(?:degrees )?below zero|to the (?:power|{FRACTION_WORD})|"
-    rf"[rR] ?\d|[-−–+*/] [b-z]\b|{ANOTHER}|(?:\S+ )?(?:and|or) (?:an? )?(?:\d|more|less|so\b|quarter|{ANOTHER}))"
+    rf" (?:(?:is|was|would be) (?:not|(?:the )?wrong|false|incorrect|impossible|excluded|too)\b|\w+n't\b|cannot\b|"
+    rf"(?:degrees )?below zero|to the (?:power|{FRACTION_WORD})|[rR] ?\d|[-−–+*/] [b-z]\b|{ANOTHER}|"
+    rf"if (?:\w+ is )?(?:even|odd)\b|"
+    rf"(?:\S+ )?(?:and|or) (?:an? )?(?:\d|{PERHAPS}|more|less|so\b|quarter|{ANOTHER}))"
 )
 # A minus sign that is a word, or with a dollar or a space behind it.
 MINUS = re.compile(
@@ -237,7 +249,7 @@ def plain(answer: str) -> str:
     text = IN_DOLLARS.sub(r"\1", text.strip().rstrip(".,;").strip()).strip()
     if short:
         styles = r"text\w*|math(?:rm|bf|it|sf|tt)|emph|mbox"
-        text = re.sub(rf"^\\(?:{styles})\s*\{{([^{{}}\\]*)\}}$", r"\1", text).rstrip(" .")
+        text = re.sub(rf"^\\(?:{styles})\s*\{{((?:[^{{}}\\]|\\\$)*)\}}$", r"\1", text).rstrip(" .")
         text = decimals(text.strip(" "))
     # 1,234 and +007 as 1234 and 7, without int(): Python refuses more than 4,300 digits.
     if re.fullmatch(r"[+-]?(?:\d{1,3}(?:[, ]\d{3})+|\d+)", text):
@@ -277,6 +289,8 @@ def finished_only(text: str, integer: bool) -> str:
 
     def result(calculation: re.Match[str]) -> str:
         before = calculation.string[: calculation.start()][-20:]
+        if CONTRAST.search(before):
+            return ""
         if DENIED.search(before) or DENIES.match(calculation.string, calculation.end()):
             return "$u$"
         if "=" not in calculation[0] and CHANGED.search(before):

@@ -54,7 +54,7 @@ HOUR = 3_600  # seconds: math-verify's own limit, which is not to come first
 WORD = re.compile("[A-Za-z]{3}[A-Za-z ]*|(?i:no)")  # such as `Evelyn`, which algebra reads as a product of letters
 CHOICE = re.compile(r"\(?[A-H]\)?")  # one of several answers
 ALGEBRA = re.compile(  # 2B, B_2, B + 1, -B, B' are no choice of B
-    r"\d[A-Ha-h]\b|[_^+] *[A-Ha-h]\b|\b[A-Ha-h](?:\d| *[_^+])|[-!][A-H]|\b(?<!')[A-H]'"
+    r"\d[A-Ha-h]\b|[_^+] *[A-Ha-h]\b|\b[A-Ha-h](?:\d| *[_^+=])|[-!][A-H]|\b(?<!')[A-H]'"
 )
 BASE = re.compile(r"[\dA-F]_\{?(\d+)\}?$")  # 2A_{16}
 DOTS = r"\ldots"
@@ -99,7 +99,7 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
         if text is not None and set(CAPITALS.findall(candidate)) != set(CAPITALS.findall(expected)):
             return "wrong"
     # Without regard to case, since math-verify does not tell x from X either.
-    if text is not None and candidate.casefold() == expected.casefold():
+    if text is not None and without_text(candidate).casefold() == without_text(expected).casefold():
         return "correct"
     if len({*BASE.findall(expected), *BASE.findall(candidate)}) > 1:
         return "wrong"
@@ -127,6 +127,11 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
         if (bare, known) != (text, answer):
             return math_kind(bare, known, soft_timeout)
     return kind
+
+
+def without_text(answer: str) -> str:
+    """`12:30 PM` of `12:30 \\text{ PM}`."""
+    return re.sub(r" *\\text\w* *\{ *([^{}]*?) *\} *", r" \1 ", answer).strip()
 
 
 def parsed_kind(candidate: str | None, prose: str | None, expected: str, soft_timeout: int) -> str:

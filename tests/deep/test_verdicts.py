@@ -148,7 +148,8 @@ NOT_FINAL = (
 WORDS = (
     "and a half | halves | point five | plus one | minus two | times ten | divided by two | below zero | negative | score | "
     "gross | doubled | hours and thirty minutes | is incorrect | if n is even and six otherwise | to six | choose two | "
-    "tenths | remainder one | fifths | over seven | or so | unless odd | thirds | tripled | twenty | π"
+    "tenths | remainder one | fifths | over seven | or so | unless odd | thirds | tripled | twenty | π | "
+    "lakh | crores | isn't right"
 )
 UNITS = (
     "apples | points | months | times a week | years old | quarters | more apples | miles per hour | lengths | ways | "
@@ -156,12 +157,15 @@ UNITS = (
 )
 BEHIND = (
     "and a half | and a quarter | million | dozen | squared | factorial | hours and 30 minutes | or more | plus 1 | "
-    "cubed | below zero | degrees below zero | times three | to the third | to the power of two | r3 | - y"
+    "cubed | below zero | degrees below zero | times three | to the third | to the power of two | r3 | - y | "
+    "is the wrong answer | isn't right | cannot be right | would be wrong | is too small | if even, 6 if odd | or else 6 | "
+    "or possibly 6 | ± 2 | lakh"
 )
 BEFORE = (
     "at least | more than | half of | twice | the square root of | either | between | not | one over | the reciprocal of | "
     "neither 16 nor | anything but | all except | one that excludes | double | the square of | log | ten plus | 3 point | "
-    "a third of | ten to the power of | divisible by | a hundred and | x - | different from | smaller than | under"
+    "a third of | ten to the power of | divisible by | a hundred and | x - | different from | smaller than | under | "
+    "one in | hardly | no longer | not quite | not exactly | 6 or maybe | 6 ±"
 )
 MINUS_7 = (
     r"-$7 | #### -$7 | <answer>-$7</answer> | The answer is -$7. | She has -$7 left. | **-$7** | −$7 | –\$7 | - $7 | It's -$7. | "
@@ -174,11 +178,17 @@ SENTENCES = (
 PLAIN_RIGHT = (
     r"5 :: 5{} | 5 L | 5 in | \text{Answer: }5 | 5 m/s | 5 km/h | 5 mL | 5 oz | 5 \  | {}5 | \small 5 | 5 = x | 5 cm/s ;; 1234567 :: 1 \, 234 \, 567 ;; "
     r"1234 :: 1\text{,}234 ;; -1/2 :: -\left(\frac{1}{2}\right) | -(\frac12) ;; 3/4 :: \frac{3}{ 4 } ;; "
-    r"(1,2) :: \big(1,2\big) | P(1,2) | \Bigl(1,2\Bigr) ;; 2x+1 :: f(x)=2x+1 ;; B :: \text{Option B} ;; x^2+1 :: x**2+1"
+    r"(1,2) :: \big(1,2\big) | P(1,2) | \Bigl(1,2\Bigr) ;; 2x+1 :: f(x)=2x+1 ;; B :: \text{Option B} ;; x^2+1 :: x**2+1 ;; "
+    r"6/11 :: {\frac{6}{11}} ;; $88 :: \text{\$88} ;; 47000 :: 4.7 x 10^4 ;; 7\sqrt{3} :: 7√(3) ;; "
+    r"\text{May }10 :: \text{May 10} ;; 6:18 \text{ PM} :: \text{6:18 PM} | 6:18 PM"
 )
 PLAIN_WRONG = (
-    r"12 :: 1'2 ;; x=1, y=2 :: (2,1) | 2,1 ;; 2 :: 1=2 | 3=2 ;; \pi :: \Pi ;; \Gamma :: \gamma ;; 5 :: 5 xy | 5 m+s | 5 \text{ hundredths} | 5 pi | ₅ | ⁵ ;; "
-    r"B :: B' | -B | !B"
+    r"12 :: 1'2 ;; x=1, y=2 :: (2,1) | 2,1 ;; 66 :: 45 \text{ for } n=66 ;; 2 :: 1=2 | 3=2 ;; \pi :: \Pi ;; \Gamma :: \gamma ;; 5 :: 5 xy | 5 m+s | 5 \text{ hundredths} | 5 pi | ₅ | ⁵ ;; "
+    r"B :: B' | -B | !B | B=91"
+)
+CONTRASTS = (  # 5, and not 7
+    "The answer is 5, not 7. | It is 5 and not 7. | It took 5 days, and not 7 or 8. | It is 5 instead of 7. | "
+    "The answer is 5 rather than 7. | 12 - 7 = 5 NL => 5"
 )
 DENIALS = (
     "cannot be | can't be | is never | is not equal to | isn't equal to | must not be | is other than | is far from | "
@@ -265,6 +275,7 @@ RIGHT = {
     "claims": forms(
         each("cannot be 6, so it is | is 5, no other number: | can be nothing but", "The answer W 5."), "5"
     ),
+    "contrasts": forms(CONTRASTS, "5"),
     "signs": forms(MINUS_7, "-7"),
     "results behind such words": table(
         "8 :: 10 minus 2 = 8 | In the final third 10 - 2 = 8 are left. | 7 quarters + 1 quarter = 8 quarters | "
@@ -304,6 +315,7 @@ WRONG = {
     "words that make another number, in a box": boxed(forms(each(WORDS, r"5 \text{ W} | 5 W"), "5")),
     "words behind": forms(each(BEHIND, "The answer is 5 W."), "5"),
     "words before": forms(each(BEFORE, "The answer is W 5."), "5"),
+    "contrasts": forms(CONTRASTS + " | It isn’t 7. | It is not 5, not 7.", "7"),
     "signs": forms(MINUS_7, "7"),
     "single spellings": boxed(table(PLAIN_WRONG)),
     "denied": forms(each(DENIALS, "So the answer W 5."), "5"),
