@@ -42,7 +42,7 @@ from curves import short
 
 import losses
 import train
-from runtime.flags import Flags, parse_flags
+from runtime.flags import Flags, UsageError, check_flags, parse_flags
 from runtime.folder import Folder
 from runtime.parts import Run, first_model, load_task, new_accelerator
 from runtime.ranks import Ranks
@@ -302,15 +302,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--without_filters", action="store_true", help="`peer` without that side, to save memory")
     parser.add_argument("--trl_options", default="{}", metavar="JSON", help="more of TRL's GRPOConfig")
     args, args.flags = parser.parse_known_args(argv)
-    if min(args.steps, args.repeats) < 1:
-        parser.error("--steps and --repeats must be at least 1")
+    if min(args.steps, args.repeats, args.threads) < 1:
+        parser.error("--steps, --repeats and --threads must be at least 1")
     if args.question == "overlap" and args.steps % STEPS:
         parser.error(f"--steps must be a multiple of {STEPS} for overlap, since a schedule makes so many at a time")
     os.chdir(ROOT)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no program is left behind
     with TemporaryDirectory() as folder:
         still = STILL if args.question == "generator" else []
-        flags = parse_flags(["--output_dir", folder, *SETTING, *still, *args.flags], "")
+        try:
+            flags = parse_flags(["--output_dir", folder, *SETTING, *still, *args.flags], "")
+            check_flags(flags)
+        except UsageError as error:
+            parser.error(str(error))
         QUESTIONS[args.question](args, flags)
     print(f"\n{os.cpu_count()} cores, load {os.getloadavg()[1]:.2f} in the last five minutes")
 

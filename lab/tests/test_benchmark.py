@@ -100,8 +100,10 @@ def test_new_weights_reach_trls_vllm_through_our_channel(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["peer", "--steps", "0"], "--steps and --repeats must be at least 1"),
+        (["peer", "--threads", "0"], "--steps, --repeats and --threads must be at least 1"),
         (["overlap", "--steps", "4"], "--steps must be a multiple of 8 for overlap"),
+        (["generator", "--bad", "3"], "error: unknown flag --bad; --help lists all."),
+        (["peer", "--lr", "0"], "error: --lr must be above 0 and finite, not 0.0."),
     ],
 )
 def test_turns_that_cannot_be_measured_are_refused(words, sentence, capsys):
