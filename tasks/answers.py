@@ -156,7 +156,7 @@ PERHAPS = "else|maybe|perhaps|possibly"
 # What takes a number in prose back, or makes another of it: before it, before it if it is no result, and behind it.
 DENIED = re.compile(
     r"(?:(?:not|n't|\bn(?:ever|or|o longer)|hardly)(?: quite| \w+ly)?(?: be)?(?: equal)?(?: to)?|"
-    rf"\b(?:n?either|or (?:{PERHAPS})|between|without|except|exclud\w+|than|"
+    rf"\b(?:n?either|or (?:{PERHAPS})|otherwise|between|without|except|exclud\w+|than|"
     r"(?:any|every)\w+ but|(?:far|differ\w*) from|instead of|at (?:least|most)|step|question|problem|case))[ :]*$",
     re.IGNORECASE,
 )

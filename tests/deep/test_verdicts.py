@@ -165,7 +165,7 @@ BEFORE = (
     "at least | more than | half of | twice | the square root of | either | between | not | one over | the reciprocal of | "
     "neither 16 nor | anything but | all except | one that excludes | double | the square of | log | ten plus | 3 point | "
     "a third of | ten to the power of | divisible by | a hundred and | x - | different from | smaller than | under | "
-    "one in | hardly | no longer | not quite | not exactly | 6 or maybe | 6 ±"
+    "one in | 6 if odd, otherwise | hardly | no longer | not quite | not exactly | 6 or maybe | 6 ±"
 )
 MINUS_7 = (
     r"-$7 | #### -$7 | <answer>-$7</answer> | The answer is -$7. | She has -$7 left. | **-$7** | −$7 | –\$7 | - $7 | It's -$7. | "
