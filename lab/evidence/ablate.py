@@ -1,7 +1,6 @@
 """The paper's method as one command: change one ingredient, run, fit, compare A and then B (arXiv 2510.13786, 3.2).
 
     python lab/evidence/ablate.py losses --seeds 3      # every variant of a comparison, and what changed
-    python lab/evidence/ablate.py clip                  # one of the recipe's eight changes: with it, and without it
     python lab/evidence/ablate.py --publish runs/ablate      # adds the runs of a folder to lab/results/
 
 `comparisons.py` says what is compared, `runs.py` what can be told apart. A run is in OUTPUT/COMPARISON/VARIANT/seed-N
@@ -24,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import tables
-from comparisons import COMPARISONS, PAIRS
+from comparisons import COMPARISONS
 from runs import COLUMNS, LOGGED, MEMBER, NUMBERS, RESULTS, ROOT, Groups, fitted, read_rows, runs_of, write_rows
 
 sys.path[:0] = [str(ROOT), str(ROOT / "lab" / "law")]
@@ -235,10 +234,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "ablate.py",
         description=__doc__.split("\n")[0],
-        epilog=f"one of the eight changes: {', '.join(PAIRS)}\nor a comparison, with its variants:\n{listing}",
+        epilog=f"a comparison, with its variants:\n{listing}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", nargs="?", choices=[*PAIRS, *COMPARISONS], metavar="NAME", help="one of those below")
+    parser.add_argument("name", nargs="?", choices=list(COMPARISONS), metavar="NAME", help="one of those below")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each variant, seeds 0, 1, ... (default 3)")
     parser.add_argument("--only", nargs="+", default=[], metavar="VARIANT", help="only these variants")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default 1)")
@@ -259,13 +258,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: that of `make`, or 2 for bad input."""
     args = arguments(argv)
     output = args.output.resolve()
-    pair = PAIRS.get(args.name)
     try:
         if args.publish:
             publish(args.publish)
             return 0
-        name = "what-for" if pair else args.name
-        jobs = plan(name, output, args.seeds, [pair.recipe, pair.without] if pair else args.only, args.budget)
+        jobs = plan(args.name, output, args.seeds, args.only, args.budget)
         code = make(jobs, args.jobs)
     except ValueError as error:
         print(f"ablate.py: {error}", file=sys.stderr)
@@ -290,18 +287,11 @@ def report(name: str, groups: Groups, output: Path) -> None:
     if len(groups) < 2:
         print("There is nothing to compare: fewer than two variants have a run that finished.")
         return
-    axis = "tokens"
-    if name in PAIRS:
-        print("Without the change minus with it, by seed, with its 95 % interval, in ** where that leaves out 0:")
-        for title, cell in tables.pair_row(name, PAIRS[name], groups).items():
-            print(f"{title:<16}{cell}")
-    else:
-        c = COMPARISONS[name]
-        axis = c.axis
-        print("Δ is against the baseline, the first variant: paired by seed, with its 95 % interval, in ** without 0.")
-        print(tables.compare(c, groups).to_string(index=False))
+    c = COMPARISONS[name]
+    print("Δ is against the baseline, the first variant: paired by seed, with its 95 % interval, in ** without 0.")
+    print(tables.compare(c, groups).to_string(index=False))
     picture = output / f"{name}.png"
-    plot_fits({variant: [fitted(run, axis).fit for run in runs] for variant, runs in groups.items()}, axis, picture)
+    plot_fits({variant: [fitted(run, c.axis).fit for run in runs] for variant, runs in groups.items()}, c.axis, picture)
     print(f"picture: {picture}")
 
 

@@ -1,4 +1,4 @@
-"""What is compared, as tables: runs of `train.py`, the eight changes one by one, and what others state.
+"""What is compared, as tables: runs of `train.py`, and what others state.
 
 A variant is a name and the flags that differ from the comparison's setting. The first variant is the baseline. Add a
 row, and the next call of ablate.py runs what is new. Most published runs were made at commit 3f7434d, and curves.csv.gz
@@ -8,7 +8,7 @@ and `--task lab.tasks:...` here. It also has runs of comparisons that are gone; 
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 # The graded task, whose ceiling of .80 is known by construction, run to about eleven C_mid (.17M tokens each), with 30
 # evaluations of 512 problems twice each. It was chosen on seeds 101 to 106, which are never used for results.
@@ -49,15 +49,6 @@ class Comparison:
 HELD = {k: f"--k {k} --min_ready {(k - 1) * 32}" for k in (1, 2, 4, 8, 16)}
 HARD_LAG = f"{SHORT} {HELD[8]}"
 
-MANY_UPDATES = "--schedule ppo_off_policy --k 32 --eval_every 32 --max_sampled_tokens 100000 --eval_samples 4"
-HALF_RATE = "--lr 1.75e-4"
-# Seven seeds, tokens to .9: without retiring it takes more. Chosen on seeds 101 to 104; committed before these runs.
-MOSTLY_SOLVED = (
-    "--dataset graded --task lab.tasks:rare --rollouts 8 --batch_prompts 16 --lr 1.75e-4 "
-    "--max_sampled_tokens 160000 --eval_samples 4"
-)
-RAMBLE = "--dataset graded --task lab.tasks:ramble --max_sampled_tokens 40000 --eval_every 4"
-CUT_OFF = "--dataset graded --min_budget 12 --max_budget 14 --length_control none"
 
 CAPS = {"cispo-8": "--eps_max 8"} | {f"dapo-0.{c}": f"--loss dapo --eps_high 0.{c}" for c in (20, 28)}
 OTHERS = {"gspo": "--loss gspo", "grpo": "--loss grpo", "tis": "--loss tis"}
@@ -145,28 +136,6 @@ COMPARISONS = {
             "rollouts-32": "--rollouts 32 --batch_prompts 16",
         },
     ),
-    "what-for": Comparison(  # its settings were committed before its runs, too
-        "each of the eight changes, in a setting in which it is needed, and without it: PAIRS",
-        {
-            "recipe": "",
-            "in-turns": "--schedule ppo_off_policy",
-            "prompt-normalization": "--normalize_advantages prompt",
-            "no-zero-variance-filter": "--zero_variance keep",
-            "many-updates": MANY_UPDATES,
-            "many-updates-grpo-clip": f"{MANY_UPDATES} --loss grpo",
-            "many-updates-half-rate": f"{MANY_UPDATES} {HALF_RATE}",
-            "many-updates-half-rate-grpo-clip": f"{MANY_UPDATES} {HALF_RATE} --loss grpo",
-            "bfloat16": "--dtype bfloat16",
-            "bfloat16-head": "--dtype bfloat16 --fp32_head false",
-            "mostly-solved": MOSTLY_SOLVED,
-            "mostly-solved-uniform-sampling": f"{MOSTLY_SOLVED} --pass_rate_threshold 1.1",
-            "ramble": RAMBLE,
-            "ramble-cut-off": f"{RAMBLE} --length_control none",
-            "short-budget-cut-off": CUT_OFF,
-            "short-budget-cut-off-sample-average": f"{CUT_OFF} --aggregation sample",
-        },
-        setting=DISCOVER,
-    ),
     # Committed before their runs: seeds 0 to 6, and none is left out. Tested, paired by seed: FLOPs and sampled tokens
     # to .5 (a line between evaluations), corrected for two tests by Holm's method.
     "dynamic-sampling": Comparison(
@@ -240,37 +209,6 @@ COMPARISONS = {
         setting=f"{SHORT} --lr 1e-3",
     ),
 }
-
-
-@dataclass(frozen=True)
-class Pair:
-    """One of the eight changes: the variants of `what-for` with it and without it, the column of the curves that shows
-    it at work, and the measure that is tested: the end, or the compute to a pass rate.
-
-    rounds: evaluated after whole rounds of updates only, so that compute counts to one of these evaluations
-    """
-
-    recipe: str
-    without: str
-    mechanism: str
-    tested: str
-    rate: float = 0.5
-    rounds: bool = False
-
-
-CLIP = Pair("many-updates", "many-updates-grpo-clip", "clipped_positive", "tokens", rate=0.25, rounds=True)
-PAIRS = {
-    "pipeline": Pair("recipe", "in-turns", "lag", "device_hours"),
-    "clip": CLIP,
-    "fp32": Pair("bfloat16", "bfloat16-head", "mismatch", "tokens"),
-    "average": Pair("short-budget-cut-off", "short-budget-cut-off-sample-average", "truncated", "end"),
-    "normalization": Pair("recipe", "prompt-normalization", "ess", "tokens"),
-    "filter": Pair("recipe", "no-zero-variance-filter", "kept", "flops"),
-    "retire": Pair("mostly-solved", "mostly-solved-uniform-sampling", "kept", "tokens", rate=0.9),
-    "interruption": Pair("ramble", "ramble-cut-off", "truncated", "end"),
-}
-# Is it the rate? The same at half of it; not one of the eight tests.
-CLIP_AGAIN = replace(CLIP, recipe="many-updates-half-rate", without="many-updates-half-rate-grpo-clip")
 
 
 @dataclass(frozen=True)

@@ -139,13 +139,6 @@ def compute_to(compute: Array, rates: Array, rate: float) -> float:
     return float(np.interp(rate, rates[i - 1 : i + 1], compute[i - 1 : i + 1]))
 
 
-def to_an_evaluation(compute: Array, rates: Array, rate: float) -> float:
-    """Compute to the first evaluation at or above the rate; NaN if there is none. Where evaluations are rare, a line
-    between two of them says more than was measured."""
-    reached = compute[rates >= rate]
-    return float(reached[0]) if reached.size else math.nan
-
-
 def depths(rates: Array) -> Array:
     """(N,): how far each evaluation lies below the best before it; 0 at a new best."""
     return np.maximum.accumulate(rates) - rates

@@ -5,15 +5,13 @@
 comparisons.py has what is compared, runs.py what is measured of a run and the rule that tells two variants apart.
 """
 
-import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
-from comparisons import CLIP_AGAIN, COMPARISONS, PAIRS, STATEMENTS, Comparison, Pair, Statement
+from comparisons import COMPARISONS, STATEMENTS, Comparison, Statement
 from runs import (
     LEAST_PAIRS,
     PLATEAU,
@@ -23,12 +21,9 @@ from runs import (
     Run,
     as_text,
     ceilings,
-    compute_to,
     cut_at,
     difference_cell,
     differences,
-    fitted,
-    holm,
     interval,
     judge,
     measure,
@@ -36,15 +31,11 @@ from runs import (
     reach_of,
     stands,
     steepness,
-    to_an_evaluation,
 )
-from scipy.stats import fisher_exact, gmean, ttest_1samp
+from scipy.stats import fisher_exact
 
 sys.path[:0] = [str(ROOT), str(ROOT / "lab" / "law")]
-from curves import plot_fits
 from forecast import curve, plot_curves
-
-from tasks.arithmetic import CEILING
 
 Published = Mapping[str, Groups]  # comparison -> its runs
 LAB = RESULTS.parent
@@ -178,63 +169,6 @@ def findings(published: Published) -> dict[str, str]:
     return {"findings": markdown(pd.DataFrame(rows))}
 
 
-# --------------------------------------------------------------------------------------------- the eight changes
-
-WORDS = {  # of the measures, and of the columns that show a mechanism at work
-    "tokens": "sampled tokens",
-    "flops": "FLOPs",
-    "device_hours": "device-hours",
-    "end": "pass rate at the end",
-    "lag": "mean lag, updates",
-    "clipped_positive": "tokens silenced by the clip",
-    "mismatch": "mismatch, nats a token",
-    "truncated": "completions cut off",
-    "ess": "effective sample size",
-    "kept": "rollouts that train",
-}
-
-
-def pair_row(name: str, pair: Pair, groups: Groups) -> dict[str, object]:
-    """What a pair's runs show: the change at work, and what is tested, without the change minus with it."""
-    both = {variant: groups[variant] for variant in (pair.recipe, pair.without)}
-    numbers = measure(both, pair.rate, to_an_evaluation if pair.rounds else compute_to)
-    apart = differences(numbers, pair.without, pair.recipe, pair.tested)
-    with_it, without = (np.mean([np.nanmean(run.points[pair.mechanism]) for run in runs]) for runs in both.values())
-    return {
-        "change": name,
-        "pairs": len(apart),
-        "at work": f"{WORDS[pair.mechanism]} {with_it:.3g}, without {without:.3g}",
-        "tested": WORDS[pair.tested] + ("" if pair.tested == "end" else f" to {pair.rate:g}"),
-        "without it": difference_cell(numbers, pair.without, pair.recipe, pair.tested),
-        "end": difference_cell(numbers, pair.without, pair.recipe, "end"),
-        "p": ttest_1samp(apart, 0).pvalue if len(apart) > 1 else math.nan,
-    }
-
-
-def evaluated_alike(results: pd.DataFrame) -> pd.DataFrame:
-    """The table of interruption.csv: each model of `ramble` answers with the phrase and without it, however it was
-    trained."""
-    rows = []
-    for answers, group in results.groupby("evaluated"):
-        rates = group.pivot(index="seed", columns="trained", values="pass_rate")
-        apart = as_text(interval(rates["without"] - rates["with"]), "end")
-        means = {f"trained {name}": f"{rates[name].mean():.3f}" for name in ("first", "with", "without")}
-        rows.append({"answers": answers, "seeds": len(rates)} | means | {"without minus with": apart})
-    return pd.DataFrame(rows).rename(columns={"trained first": "first model"})
-
-
-def eight_changes(published: Published) -> dict[str, str]:
-    """The tables of what_for.md."""
-    groups = published["what-for"]
-    rows = [pair_row(name, pair, groups) for name, pair in PAIRS.items()]
-    for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
-        row["p"] = f"{p:.2g}"
-    rows.append(pair_row("clip, half of the rate", CLIP_AGAIN, groups) | {"p": "–"})
-    table = pd.DataFrame(rows).rename(columns={"p": "p (Holm)"})
-    alike = evaluated_alike(pd.read_csv(RESULTS / "interruption.csv"))
-    return {"what-for": markdown(table), "interruption": markdown(alike)}
-
-
 # ------------------------------------------------------------------------------------------------------- the law
 
 CUTS = {"a quarter": 0.25, "half": 0.5}  # of a run's compute
@@ -305,20 +239,8 @@ def law(published: Published) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------ pictures
 
 
-def draw(recipes: Groups) -> None:
-    """The pictures of README.md and RESULTS.md: two recipes, and forecasts of published runs with what came."""
-    picture = ROOT / "docs" / "grpo.png"
-    grpo = recipes["deepseek-grpo"]
-    seeds = {run.seed for run in grpo}
-    groups = {"ScaleRL": [run for run in recipes["scalerl"] if run.seed in seeds], "plain GRPO": grpo}
-    fits = {name: [fitted(run, "tokens").fit for run in runs] for name, runs in groups.items()}
-    figure = plot_fits(fits, "tokens", picture)
-    start, end = (gmean([compute_to(run.points["tokens"], run.rates, 0.5) for run in runs]) for runs in groups.values())
-    (axes,) = figure.axes
-    axes.annotate("", (end, 0.5), (start, 0.5), arrowprops={"arrowstyle": "->"})
-    axes.text(math.sqrt(start * end), 0.51, f"{end / start:.1f} times", ha="center")
-    axes.axhline(CEILING, color="gray", ls="--", lw=1)
-    figure.savefig(picture, dpi=130)
+def draw() -> None:
+    """The pictures of README.md and RESULTS.md: forecasts of published runs, with what came."""
     paper = curve(RESULTS / "paper_8B_run.jsonl", 0.25, "The paper's 8B run")
     plot_curves([[paper._replace(x="GPU-hours")]], ROOT / "docs" / "law.png")
     tasks = [curve(RESULTS / f"{file}.jsonl", 0.5, f"Task {name}") for name, file in TASKS.items()]
@@ -327,7 +249,6 @@ def draw(recipes: Groups) -> None:
 
 PAGES = {
     LAB / "RESULTS.md": findings,
-    LAB / "what_for.md": eight_changes,
     RESULTS / "comparisons.md": comparisons,
     RESULTS / "law.md": law,
 }
@@ -338,7 +259,7 @@ def main() -> None:
     published = members()
     for page, blocks in PAGES.items():
         fill(page, blocks(published))
-    draw(published["recipes"])
+    draw()
 
 
 if __name__ == "__main__":

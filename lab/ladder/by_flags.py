@@ -55,10 +55,12 @@ def rows_of(folder: Path) -> list[Row]:
     return rows
 
 
-def train(side: str, name: str, seed: int, rate: float) -> list[Row]:
+def train(side: str, name: str, seed: int, rate: float, steps: int | None = None) -> list[Row]:
     """Trains a side in a setting at `rate` times RATE, and returns its evaluations."""
     with TemporaryDirectory() as folder:
         flags = f"{SETTINGS[name]} {SIDES[side]} --lr {rate * RATE} --seed {seed} --output_dir {folder}/run"
+        if steps:
+            flags += f" --max_steps {steps}"
         command = [sys.executable, ROOT / "train.py", *shlex.split(flags)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         rows = rows_of(Path(folder, "run"))

@@ -19,10 +19,12 @@ change alone, eight of the ladder's rungs), each of which counts as p = 1.
 import argparse
 import csv
 import gzip
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
@@ -30,7 +32,7 @@ from typing import NamedTuple
 
 import by_flags
 import numpy as np
-from rungs import COLUMNS, PAGE, ROOT, SETTINGS, WITHOUT, Row, climb, curves_of
+from rungs import COLUMNS, PAGE, ROOT, WITHOUT, Row, climb, curves_of
 
 sys.path.insert(0, str(ROOT / "lab" / "evidence"))
 from runs import compute_to
@@ -41,6 +43,9 @@ PILOTS = (101, 102, 103)
 SEEDS = range(1001, 1011)
 LEVELS = {"stale": 0.25, "mostly-solved": 0.9}  # elsewhere .5; `ramble` is judged by its end
 ALONE = ("alone", "vllm")  # `alone` is `discover`, at its rates, in seconds
+
+
+Run = tuple[str, str, float, int]  # side, setting, rate, seed
 
 
 class Test(NamedTuple):
@@ -84,11 +89,16 @@ IN_SECONDS = [Test("PipelineRL", "alone", "seconds", "0", "1"), Test("ScaleRL", 
 TESTS = CHANGES + WHOLE + LEFT_OUT + BY_FLAGS + IN_SECONDS
 
 
+def level_of(setting: str) -> float:
+    """The pass rate to which compute counts."""
+    return LEVELS.get(setting, 0.5)
+
+
 def value(curve: Sequence[Row], measure: str) -> float:
     """The measure of one run; NaN for a level that it never reaches."""
     rates = np.array([row["pass_rate"] for row in curve])
     if measure in ("tokens", "passes", "seconds"):
-        return compute_to(np.array([row[measure] for row in curve]), rates, LEVELS.get(curve[0]["setting"], 0.5))
+        return compute_to(np.array([row[measure] for row in curve]), rates, level_of(curve[0]["setting"]))
     if measure == "end":
         return float(rates[-2:].mean())
     trains_with = int(curve[0]["side"]) >= 3  # a rung of `ramble`
@@ -115,36 +125,42 @@ def best_rate(rows: Sequence[Row], setting: str, side: str) -> float | list[tupl
         tried.append(EDGES[best])
 
 
-def missing(rows: Sequence[Row]) -> Iterator[tuple[str, str, float, int]]:
-    """(side, setting, rate, seed) of the next runs: all pilots first; then a seed's pairs stand side by side, and those
-    whose seconds count come last."""
-    best: dict[tuple[str, str], float | list[tuple[float, int]]] = {}
+def counted(rows: Sequence[Row], setting: str, best: Mapping[str, float]) -> Iterator[Run]:
+    """The runs that a setting still lacks, a seed's pairs side by side."""
+    for seed in SEEDS:
+        for side, rate in best.items():
+            same = () if setting in ALONE or side.startswith("no-") else (1.0,)
+            for one in dict.fromkeys((rate, *same)):
+                if seed not in curves_of(rows, side, setting, one):
+                    yield side, setting, one, seed
+
+
+def missing(rows: Sequence[Row]) -> Iterator[Run]:
+    """The next runs, one setting after the other: its pilots, then what counts; those that run alone come last."""
+    alone: dict[str, float] = {}
+    sides: dict[str, dict[str, None]] = {}
     for test in CHANGES + WHOLE + BY_FLAGS:
-        for side in (test.before, test.after):
-            best[test.setting, side] = best_rate(rows, test.setting, side)
-    waiting = [
-        (side, setting, *run) for (setting, side), runs in best.items() if isinstance(runs, list) for run in runs
-    ]
-    if waiting:
-        yield from waiting
-        return
-    best |= {("discover", test.before): best["discover", "8"] for test in LEFT_OUT}
-    best |= {("alone", side): best["discover", side] for side in "018"}
-    for alone in (False, True):
-        for seed in SEEDS:
-            for (setting, side), rate in best.items():
-                same = () if setting in ALONE or side.startswith("no-") else (1.0,)
-                for one in dict.fromkeys((rate, *same)):
-                    if (setting in ALONE) == alone and seed not in curves_of(rows, side, setting, one):
-                        yield side, setting, one, seed
+        sides.setdefault(test.setting, {}).update(dict.fromkeys((test.before, test.after)))
+    for setting in sorted(sides, key=ALONE.__contains__):
+        best = {side: best_rate(rows, setting, side) for side in sides[setting]}
+        pilots = [(side, setting, *run) for side, runs in best.items() if isinstance(runs, list) for run in runs]
+        yield from pilots
+        if pilots:
+            continue
+        if setting == "discover":
+            alone = {side: best[side] for side in "018"}
+            best |= {test.before: best["8"] for test in LEFT_OUT}
+        yield from counted(rows, setting, best)
+    yield from counted(rows, "alone", alone)
 
 
-def lines_in(folder: Path) -> list[str]:
+def lines_in(folder: Path | None = None) -> list[str]:
     """The evaluations of all runs that are published or in the folder, as lines of a CSV. A run that was made twice
     counts once, as it is published."""
     published = gzip.decompress(CURVES.read_bytes()).decode().splitlines()[1:] if CURVES.exists() else []
     known = {run_of(line) for line in published}
-    made = [line for path in folder.glob("*.csv") for line in path.read_text().splitlines()[1:]]
+    paths = folder.glob("*.csv") if folder else ()
+    made = [line for path in paths for line in path.read_text().splitlines()[1:]]
     return sorted(published + [line for line in made if run_of(line) not in known])
 
 
@@ -153,7 +169,7 @@ def run_of(line: str) -> tuple[str, ...]:
     return tuple(line.split(",")[:4])
 
 
-def rows_in(folder: Path) -> list[Row]:
+def rows_in(folder: Path | None = None) -> list[Row]:
     """The same as rows, those of a run in the order of its steps."""
     try:
         rows = [
@@ -171,10 +187,16 @@ def publish(folder: Path) -> None:
     CURVES.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
+def trained(side: str, setting: str, seed: int, rate: float, steps: int | None = None) -> list[Row]:
+    """The evaluations of a run, by the ladder's files or by train.py's flags; of fewer steps than the setting's."""
+    run = by_flags.train if setting in by_flags.SETTINGS else climb
+    return run(side, setting, seed, rate, steps)
+
+
 def make(side: str, setting: str, rate: float, seed: int, folder: Path) -> None:
     """One run, whose evaluations go to a file of their own."""
-    run = by_flags.train if setting in by_flags.SETTINGS else climb
-    rows = run(side, setting, seed, rate)
+    with redirect_stdout(None):
+        rows = trained(side, setting, seed, rate)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{setting}_{side}_{rate:g}_{seed}.csv"
     with path.with_suffix(".new").open("w", newline="") as file:
@@ -184,22 +206,22 @@ def make(side: str, setting: str, rate: float, seed: int, folder: Path) -> None:
     path.with_suffix(".new").rename(path)
 
 
-def work(todo: Callable[[Sequence[Row]], Iterable[tuple]], folder: Path, at_once: int) -> None:
+def work(todo: Callable[[Sequence[Row]], Iterable[Run]], folder: Path, at_once: int) -> None:
     """Makes what `todo` says of the rows that are there. Raises SystemExit for a run that fails."""
-    running: dict[tuple, subprocess.Popen] = {}
+    running: dict[Run, BaseProcess] = {}
     while True:
         runs = todo(rows_in(folder)) if len(running) < at_once else []
         for run in runs:
             _, setting, _, seed = run
             most = 1 if setting in ALONE and seed in SEEDS else at_once
             if run not in running and len(running) < most:
-                command = [sys.executable, __file__, str(folder), "--one", *map(str, run)]
-                running[run] = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+                running[run] = get_context("fork").Process(target=make, args=(*run, folder))  # torch is imported
+                running[run].start()
         if not running:
             return
         time.sleep(0.5)
-        for run in [run for run, process in running.items() if process.poll() is not None]:
-            if running.pop(run).returncode:
+        for run in [run for run, process in running.items() if not process.is_alive()]:
+            if running.pop(run).exitcode:
                 raise SystemExit(f"evidence.py: this run failed: {' '.join(map(str, run))}")
             print(*run, flush=True)
 
@@ -212,7 +234,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--publish", action="store_true", help="adds the folder's runs to curves.csv.gz, and makes none"
     )
     parser.add_argument("--at_once", type=int, default=1, help="runs side by side")
-    parser.add_argument("--one", nargs=4, metavar=("SIDE", "SETTING", "RATE", "SEED"), help="this run and no other")
     args = parser.parse_args(argv)
     if args.at_once < 1:
         parser.error(f"--at_once must be at least 1, not {args.at_once}")
@@ -221,21 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.publish:
         publish(args.folder)
         return 0
-    if not args.one:
-        work(missing, args.folder, args.at_once)
-        return 0
-    side, setting, rate, seed = args.one
-    settings = [*SETTINGS, *by_flags.SETTINGS]
-    sides = (
-        by_flags.SIDES if setting in by_flags.SETTINGS else [*map(str, range(9)), *(f"no-{name}" for name in WITHOUT)]
-    )
-    if setting not in settings or side not in sides:
-        parser.error(f"no side {side!r} in {setting!r}; settings: {', '.join(settings)}; sides: {', '.join(sides)}")
-    try:
-        numbers = float(rate), int(seed)
-    except ValueError:
-        parser.error(f"RATE and SEED are numbers, not {rate!r} and {seed!r}")
-    make(side, setting, *numbers, args.folder)
+    work(missing, args.folder, args.at_once)
     return 0
 
 

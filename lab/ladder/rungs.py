@@ -4,14 +4,13 @@ README.md beside this file is the one place of the diffs. A rung's file is recip
 *side* is a rung's number, or `no-NAME`: ScaleRL without one of its changes (WITHOUT).
 """
 
-import csv
-import importlib.util
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +24,7 @@ from generator import Generator
 from lab.tasks import ramble, rare
 from length_control import Interruption
 from pipeline_rl import Group, Pacer
-from tasks.arithmetic import ChainTask, discover, graded_task
+from tasks.arithmetic import ChainTask, discover, graded
 
 PAGE = Path(__file__).with_name("README.md")
 OUT = ROOT / "runs" / "ladder"
@@ -51,10 +50,8 @@ SETTINGS = {
     "stale": Setting(72, STALE),
     "ramble": Setting(24, {}, ramble),
     "mostly-solved": Setting(96, {"B": 16, "G": 8, "LR": 1.75e-4}, lambda seed, _: rare(seed, 1024)),  # small effects
-    "graded": Setting(96, {"B": 16, "LR": 7e-4}, lambda seed, _: graded_task(seed)),
+    "graded": Setting(96, {"B": 16, "LR": 7e-4}, graded),
 }
-# Where each rung's change should show.
-RUNGS = (*["discover"] * 2, "stale", "ramble", "discover", "mostly-solved", *["discover"] * 3)
 
 
 class InTurns(Generator):
@@ -98,16 +95,6 @@ WITHOUT: dict[str, dict[str, Any]] = {
 }
 
 
-def published() -> list[Row]:
-    """The evaluations of curves.csv."""
-    with PAGE.with_name("curves.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    return [
-        {key: value if key in ("setting", "side") else float(value or "nan") for key, value in row.items()}
-        for row in rows
-    ]
-
-
 def curves_of(rows: Iterable[Row], side: object, setting: str, rate: float = 1.0) -> dict[int, list[Row]]:
     """By seed."""
     curves: dict[int, list[Row]] = {}
@@ -120,6 +107,9 @@ def curves_of(rows: Iterable[Row], side: object, setting: str, rate: float = 1.0
 def section(rung: int) -> str:
     """What the page says of the rung, its name first."""
     return re.split(r"^## \d\. ", PAGE.read_text(), flags=re.M)[rung + 1]
+
+
+NAMES = [section(rung).partition("\n")[0] for rung in range(9)]
 
 
 def diff_of(rung: int) -> str:
@@ -143,7 +133,7 @@ def applied(text: str, diff: str, undo: bool = False) -> str:
 def source(rung: int) -> str:
     """The rung's file."""
     text = (ROOT / "recipe.py").read_text()
-    for above in range(len(RUNGS) - 1, rung, -1):
+    for above in range(len(NAMES) - 1, rung, -1):
         text = applied(text, diff_of(above), undo=True)
     return text
 
@@ -153,10 +143,10 @@ def climb(side: str, name: str, seed: int = 0, rate: float = 1.0, steps: int | N
     setting, without = SETTINGS[name], WITHOUT.get(side.removeprefix("no-"), {})
     OUT.mkdir(parents=True, exist_ok=True)
     path = OUT / f"rung_{side}.py"
-    path.write_text(source(len(RUNGS) - 1 if without else int(side)))
-    spec = importlib.util.spec_from_file_location("rung", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    text = source(len(NAMES) - 1 if without else int(side))
+    path.write_text(text)
+    module = ModuleType("rung")
+    exec(compile(text, str(path), "exec"), vars(module))  # two runs of a side may write the file at once
     vars(module).update(setting.names | without)
     module.LR *= rate
     steps = steps or setting.steps

@@ -1,5 +1,6 @@
 """lab/ladder: from rung 0 the diffs make recipe.py, each rung runs, and what is not there is named."""
 
+import math
 import random
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "lab" / "ladder"))
 
+import by_flags
 import evidence
 import publish
 import run
@@ -64,9 +66,13 @@ def small(monkeypatch, tmp_path, model):
 @pytest.mark.parametrize("rung", range(9))
 def test_each_rung_runs(rung, small):
     """Ten steps in its setting; the generator samples, and the trainer's tokens count three times."""
-    rows = rungs.climb(str(rung), rungs.RUNGS[rung], steps=10)
+    rows = rungs.climb(str(rung), "discover" if rung == 6 else publish.setting_of(rung), steps=10)
     assert [row["step"] for row in rows] == [0, 8, 10] and rows[2]["passes"] > rows[2]["tokens"] > 0
     assert all(0 <= row["pass_rate"] <= 1 for row in rows)
+
+
+def test_each_setting_has_a_first_model():
+    assert all(setting.task(0, 8).first_model for setting in rungs.SETTINGS.values())
 
 
 @pytest.mark.long
@@ -84,7 +90,7 @@ def curve(setting, side, rate, seed, tokens_to_level, end=0.9):
     """From 0 straight to twice the level at twice the tokens; or, if it takes no number, to a tenth of it."""
     level = evidence.LEVELS.get(setting, 0.5)
     top = 2 * level if tokens_to_level else level / 10
-    base = {"setting": setting, "side": side, "rate": rate, "seed": seed, "other": 0.1}
+    base = {"setting": setting, "side": side, "rate": rate, "seed": seed, "other": 0.1, "lag": 1.0}
     points = [(0, 0.0), (2 * (tokens_to_level or 1), top), (9e9, end), (9e9, end)]
     return [base | {"tokens": t, "passes": 3 * t, "pass_rate": p} for t, p in points]
 
@@ -137,7 +143,9 @@ def test_runs_come_in_pairs_once_the_rates_are_chosen(best):
     assert len(runs) == len(set(runs)) == 10 * (len(sides) + len(twice) + 7 + 3)
     assert {run[2] for run in runs} == {best, 1.0}
     assert {run[1] for run in runs[-60:]} == {"alone", "vllm"} and "alone" not in {run[1] for run in runs[:-60]}
-    assert next(iter(evidence.missing(rows[4:])))[2:] == (rows[0]["rate"], rows[0]["seed"])
+    setting = rows[0]["setting"]
+    first = [run for run in evidence.missing(rows[4:]) if run[1] == setting]
+    assert first == [(rows[0]["side"], setting, rows[0]["rate"], rows[0]["seed"])]  # a pilot, before all that counts
 
 
 def test_a_published_run_is_never_replaced(monkeypatch, tmp_path):
@@ -160,13 +168,22 @@ def test_a_published_run_is_never_replaced(monkeypatch, tmp_path):
     assert evidence.CURVES.read_bytes() == before
 
 
-@pytest.mark.parametrize("rung", ["9", "-1", "CISPO"])
-def test_a_rung_that_is_not_there(rung, capsys):
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("-- 9", "there is no rung '9'; the rungs are 0 GRPO, 1 PipelineRL, "),
+        ("-- -1", "there is no rung '-1'"),
+        ("CISPO", "there is no rung 'CISPO'"),
+        ("4 --steps -5", "--steps must be at least 1, not -5"),
+        ("4 --seed -1", "--seed must be at least 0, not -1"),
+        ("4 --rate nan", "--rate must be above 0 and at most 16, not nan"),
+        ("all --seed 3", "all takes no --seed"),
+    ],
+)
+def test_what_is_not_there(words, error, capsys):
     with pytest.raises(SystemExit, match="2"):
-        run.main(["--", rung])
-    assert f"there is no rung '{rung}'; the rungs are 0 GRPO, 1 PipelineRL, " in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        run.main(["4", "--steps", "-5"])
+        run.main(words.split())
+    assert error in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -180,34 +197,61 @@ def test_the_command(monkeypatch, tmp_path, capsys, small):
     assert places == sorted(places) and (tmp_path / "rung_4.png").stat().st_size > 5000
 
 
+def test_all_goes_on_where_it_was():
+    """Three seeds of both sides of each test in the ladder's files, none twice; what is there is not made again."""
+    rows = evidence.rows_in()
+    runs = list(run.waiting(rows))
+    assert len(runs) == len(set(runs)) >= 3 * 15 and {seed for *_, seed in runs} == {1, 2, 3}
+    side, setting, rate, seed = runs[0]
+    assert list(run.waiting([*rows, *curve(setting, side, rate, seed, 100)])) == runs[1:]
+
+
 @pytest.mark.filterwarnings("ignore:Precision loss")
-def test_a_row_of_the_table_by_hand():
-    """Rung 8 reaches .5 half way from .4 to .6: at 150 tokens, rung 7 at 300; with equal seeds the interval is a point."""
+@pytest.mark.parametrize(
+    ("before", "after", "words", "p"),
+    [
+        ((300, 400), (150, 200), "**saves 50 %** [50, 50] of the tokens", 0),
+        ((100, 100), (110, 130), "not seen: +20 % [-59, +246] tokens", 1 - 2 / math.pi * math.atan(2.1406)),
+        ((100,) * 3, (None, None, 50), "not seen: -50 % (1 of 3) tokens", 1),
+        ((None, *(100,) * 9), (100, *(None,) * 9), "not seen: – (0 of 10) tokens", 22 / 2**10),
+    ],
+)
+def test_an_outcome_by_hand(before, after, words, p):
+    """The second: logs of 1.1 and 1.3 have the mean .179 and the standard error .0835, so t is 2.14 with one degree of
+    freedom, whose quantile is 12.7. Where too few reach the level, signs: two of three, then nine of ten, take more."""
     rows = [
-        {"setting": "discover", "side": str(rung), "rate": 1, "seed": seed, "tokens": tokens * scale, "pass_rate": rate}
-        for rung, scale in ((7, 2), (8, 1))
-        for seed in (0, 1)
-        for tokens, rate in ((0, 0.0), (100, 0.4), (200, 0.6), (300, 0.8))
+        row
+        for side, values in (("7", before), ("8", after))
+        for seed, tokens in enumerate(values)
+        for row in curve("discover", side, 2.0, seed, tokens)
     ]
-    (curve, _) = publish.curves_of(rows, 8, "discover").values()
-    assert publish.reached(curve, "tokens", 0.5) == pytest.approx(150)
-    assert publish.reached(curve, "tokens", None) == pytest.approx(0.7)
-    row = publish.row(8, rows)
-    assert (
-        row["against the rung before"] == "-50% [-50%, -50%]" and row["pairs"] == "2" and row["seen here"] == "a gain"
-    )
+    rows = [row | {"pass_rate": 0.1} if row["tokens"] == 9e9 else row for row in rows]
+    test = evidence.Test("batch normalization", "discover", "tokens", "7", "8")
+    result = publish.outcome(rows, test, (2.0, 2.0), range(len(before)))
+    assert publish.in_words(result, result.p) == words and result.p == pytest.approx(p, abs=1e-4)
 
 
-def test_the_page_has_the_table_of_the_published_curves():
-    assert f"<!-- refit ladder -->\n{publish.table(rungs.published())}\n<!-- end -->" in rungs.PAGE.read_text()
+def test_holm_counts_the_tests_that_were_replaced():
+    """Of all 32 and 23 tests .001 is the smallest, times 55; .002 counts 54 times."""
+    results = [publish.Outcome(evidence.TESTS[0], (1, 1), (0, 0), (0, 0, 0), 2, 2, p) for p in (0.002, 0.001)]
+    assert publish.corrected(results) == pytest.approx([0.108, 0.055])
 
 
-def test_the_published_curves_are_whole():
-    """All that the table counts, from step 0 to the setting's last."""
-    rows = rungs.published()
-    for rung in range(1, 9):
-        for number in (rung - 1, rung):
-            curves = rungs.curves_of(rows, number, rungs.RUNGS[rung])
-            assert len(curves) >= 3
-            for curve in curves.values():
-                assert [curve[0]["step"], curve[-1]["step"]] == [0, rungs.SETTINGS[rungs.RUNGS[rung]].steps]
+def test_the_page_has_what_the_published_curves_give():
+    rows = evidence.rows_in()
+    page = rungs.PAGE.read_text()
+    for name, block in publish.blocks(rows).items():
+        assert f"<!-- refit {name} -->\n{block}\n<!-- end -->" in page, name
+
+
+def test_the_published_runs_are_whole():
+    """All that the page's tests need is there, from step 0 to the setting's last; what is measured in seconds is not."""
+    rows = evidence.rows_in()
+    assert {setting for _, setting, *_ in evidence.missing(rows)} <= set(evidence.ALONE)
+    last = {name: setting.steps for name, setting in rungs.SETTINGS.items()}
+    last |= {name: int(flags.split("--max_steps ")[1].split()[0]) for name, flags in by_flags.SETTINGS.items()}
+    steps = {}
+    for row in rows:
+        steps.setdefault((row["setting"], row["side"], row["rate"], row["seed"]), []).append(row["step"])
+    for run_of, numbers in steps.items():
+        assert [numbers[0], numbers[-1]] == [0, last[run_of[0]]] and len(numbers) == len(set(numbers)), run_of

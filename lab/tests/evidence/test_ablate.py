@@ -13,7 +13,7 @@ import ablate
 import pandas as pd
 import pytest
 import runs
-from comparisons import COMPARISONS, PAIRS, Comparison
+from comparisons import COMPARISONS, Comparison
 
 pytestmark = pytest.mark.medium
 
@@ -133,16 +133,6 @@ sys.exit(ablate.main({words}))"""
     assert program("--seeds", "1") == 0
     calls = [f"{verb} {name} seed-0" for verb in ("begin", "resume") for name in ("base", "dapo")]
     assert sorted(program.calls()) == calls
-
-
-def test_one_of_the_eight_changes_is_made_with_and_without_it(monkeypatch, tmp_path):
-    jobs = []
-    monkeypatch.setattr(ablate, "make", lambda planned, at_once: jobs.extend(planned) or 130)
-    assert ablate.main(["clip", "--seeds", "1", "--output", str(tmp_path)]) == 130
-    assert [job.folder.parent.name for job in jobs] == ["many-updates", "many-updates-grpo-clip"]
-    variants = COMPARISONS["what-for"].variants
-    for pair in PAIRS.values():
-        assert variants[pair.without].startswith(variants[pair.recipe]) and pair.without != pair.recipe
 
 
 # ------------------------------------------------------------------------------------------------- from run folders

@@ -35,13 +35,11 @@ def test_holm_by_hand():
 
 
 def test_compute_to_a_rate_by_hand():
-    """.2 at 100, .6 at 300: .3 is reached at 100 + (.1 / .4) 200 = 150, and by the evaluation at 300; the first crossing
-    counts; .9 never is."""
+    """.2 at 100, .6 at 300: .3 is reached at 100 + (.1 / .4) 200 = 150; the first crossing counts; .9 never is."""
     tokens = np.array([0, 100, 300, 400, 500])
     rates = np.array([0.1, 0.2, 0.6, 0.25, 0.7])
     assert [runs.compute_to(tokens, rates, rate) for rate in (0.3, 0.6, 0.05)] == pytest.approx([150, 300, 0])
-    assert runs.to_an_evaluation(tokens, rates, 0.3) == 300
-    assert math.isnan(runs.compute_to(tokens, rates, 0.9)) and math.isnan(runs.to_an_evaluation(tokens, rates, 0.9))
+    assert math.isnan(runs.compute_to(tokens, rates, 0.9))
 
 
 def test_falls_and_ends_by_hand():

@@ -2,13 +2,12 @@
 
 import math
 
-import numpy as np
 import pandas as pd
 import pytest
 import tables
-from comparisons import COMPARISONS, PAIRS, STATEMENTS, Comparison, Statement
+from comparisons import COMPARISONS, STATEMENTS, Comparison, Statement
 from example_runs import example
-from runs import LOGGED, members
+from runs import members
 
 pytestmark = pytest.mark.medium
 
@@ -23,13 +22,8 @@ def marked(page, name):
     return page.read_text().partition(f"<!-- refit {name} -->\n")[2].partition("\n<!-- end -->")[0]
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        page if page.name == "what_for.md" else pytest.param(page, marks=pytest.mark.slow, id=page.name)
-        for page in tables.PAGES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
 def test_a_page_has_what_the_curves_give(page, published):
     """All marked tables, digit by digit."""
     blocks = tables.PAGES[page](published)
@@ -89,22 +83,6 @@ def test_a_table_by_hand():
     assert row["here"].startswith("ΔA +0.1") and (row["pairs"], row["verdict"]) == (3, OPPOSITE)
     both = Statement("one", "base dapo", "late", "stands", "–")
     assert tables.finding(both, groups)["here"] == "6 of 6 stand, 1 of 1; p 1"
-
-
-def test_a_pair_by_hand():
-    """Silenced tokens are .02 with the change and .08 without it. To .25: the first evaluation above it is that at 100
-    tokens, the other's at 200 and, of the second seed, never; a line between them would have said 62.5 and 175."""
-    pair = PAIRS["clip"]
-    rates = {pair.recipe: [[0.1, 0.2, 0.4]] * 2, pair.without: [[0.1, 0.1, 0.1, 0.2, 0.3], [0.1, 0.1]]}
-    silenced = {pair.recipe: 0.02, pair.without: 0.08}
-    groups = {
-        v: [example(v, seed, r, clipped_positive=np.full(len(r), silenced[v])) for seed, r in enumerate(rates[v])]
-        for v in rates
-    }
-    row = tables.pair_row("clip", pair, groups)
-    assert row["at work"] == "tokens silenced by the clip 0.02, without 0.08"
-    assert (row["pairs"], row["tested"], row["without it"]) == (1, "sampled tokens to 0.25", "+100 % (1 of 2)")
-    assert len(PAIRS) == 8 and {p.mechanism for p in PAIRS.values()} <= LOGGED.keys() & tables.WORDS.keys()
 
 
 def test_which_ceilings_are_known():
