@@ -9,7 +9,6 @@ function show({ groups, trained, version }) { // the group with most silenced to
   const lines = [...g.rollouts].sort((a, b) => b.reward - a.reward).map((r) => {
     const line = document.createElement("div"), head = document.createElement("b");
     head.textContent = r.A ? `${r.A > 0 ? "+" : "−"}${Math.abs(r.A).toFixed(1)}` : "0";
-    head.style.color = `var(--${r.reward > 0 ? "blue" : "orange"})`;
     line.append(head, ...r.ids.map((_, i) => token(r, i, version)));
     return line;
   });
@@ -106,22 +105,25 @@ function draw_curve() {
   for (const r of runs) {
     c.strokeStyle = c.fillStyle = css(r.color), (c.lineWidth = r === run ? 3 : 1.2);
     path(r.curve.map((e) => [e[key], e.pass_rate]));
-    if (r !== run || r.curve.length < 3) continue;
+    if (r.curve.length < 3) continue;
+    const last = r.curve.at(-1), x = Math.min(X(last[key]) + 5, width - 32);
+    if (r !== run) {
+      c.fillText(r.number, x, Y(last.pass_rate) + 4);
+      continue;
+    }
     c.setLineDash([3, 4]), (c.lineWidth = 1.5), path(r.curve.map((e) => [e[key], e.thinks])), c.setLineDash([]);
-    const last = r.curve.at(-1);
-    const x = Math.min(X(last[key]) + 5, width - 32);
     if (last.thinks < 0.9) c.fillText("think", x, Math.max(Y(last.thinks) - 5, 12));
     c.fillText("right", x, Y(last.pass_rate) + 14);
   }
 }
 function draw_workers(now) { // the last 12 seconds: when each of the two worked, and when new weights came
-  const [c, width] = canvas("workers"), colors = { sample: "--blue", evaluate: "--soft", train: "--orange" };
+  const [c, width] = canvas("workers");
   const X = (t) => 76 + Math.max(0, 1 - (now - t) / 12000) * (width - 80);
   run.spans = run.spans.filter((s) => s.to > now - 12000);
   for (const s of run.spans) {
-    const [from, to] = [X(s.from), X(s.to)];
-    c.fillStyle = css(colors[s.what]), c.fillRect(from, s.who === "trainer" ? 42 : 6, Math.max(1, to - from), 26);
-    if (s.who === "trainer") (c.fillStyle = css("--back")), c.fillRect(to - 1, 42, 1, 26); // between two steps
+    const [from, to] = [X(s.from), X(s.to)], tests = s.what === "evaluate", y = s.who === "trainer" ? 42 : 6;
+    c.fillStyle = css("--soft"), c.fillRect(from, tests ? y + 9 : y, Math.max(1, to - from), tests ? 8 : 26);
+    if (s.who === "trainer") (c.fillStyle = css("--back")), c.fillRect(to - 1, y, 1, 26); // between two steps
     if (s.live) (c.fillStyle = css("--ink")), c.fillRect(to, 6, 1, 62);
   }
   for (const [who, y] of [["generator", 6], ["trainer", 42]]) {
@@ -140,7 +142,7 @@ function draw_table() {
     const steps = r.step || 1, last = r.curve.at(-1)?.pass_rate ?? NaN;
     const cells = [`${(half(r, "sampled") / 1000).toFixed(0)}k`, half(r, "step").toFixed(0), percent(last, 0),
       (r.lag / steps).toFixed(1), percent(r.silenced / steps, 1), seconds(r.waited), seconds(r.worked)];
-    const name = `<span style="color:var(${r.color})">${r === run ? "━━" : "──"}</span> ${r.name}`;
+    const name = `<span style="color:var(${r.color})">${r === run ? "━━" : "──"}</span> ${r.number} ${r.name}`;
     return [name, ...cells.map((cell) => (cell.startsWith("NaN") ? "–" : cell))];
   });
   const line = (cells, tag) => `<tr>${cells.map((cell) => `<${tag}>${cell}</${tag}>`).join("")}</tr>`;
