@@ -129,7 +129,7 @@ FAULTS = {
     ),
     "weights that are not finite": Fault(
         Replay, "take", 4, fails_with_bad_weights, 1,
-        "the weights are not finite, so they are not saved; the newest checkpoint is .*/step-000002", 2, 3,
+        r"the weights are not finite, so they are not saved \(a lower --lr may help\); the newest checkpoint is .*/step-000002", 2, 3,
     ),
 }  # fmt: skip
 
