@@ -1,4 +1,4 @@
-"""Does your trainer compute what the ScaleRL paper's recipe asks? 95 small cases put to its own functions.
+"""Does your trainer compute what the ScaleRL paper's recipe asks? 149 small cases put to its own functions.
 
 PROBLEM. Trainers that offer the same losses differ in what surrounds them: which tokens a sum is divided by, what the
 std is taken of, which rows a filter keeps. All of them train, and none says so.
@@ -9,10 +9,13 @@ d(loss) / d(log-prob) is compared, token by token, over microbatches and ranks. 
 
     agrees                      the papers' value, off by at most 2e-3 of the largest (log-probs: 1e-5)
     another definition: NAME    another value that somebody uses on purpose, and which
-    differs                     "x k": k times as large; else the worst number
+    differs                     "x k": k times as large; "as if": what a common slip gives; else the worst number
     error                       the adapter raised, gave no answer in a minute, or none that can be compared
     not offered                 the trainer has no such thing: the method raised NotImplementedError, or is None
     not asked                   the adapter has no such method
+
+Most cases differ from a simpler one in the one thing that they are named for. Where the simpler one agrees, the report
+ends with this one as a first cause: what follows from it deviates too.
 
 Cases are of a class: `recipe`, what ScaleRL's paper asks; `other`, what other papers ask; `robustness`, rounding and
 overflow, which never sets the exit code. That is 1 if a verdict of the first two is another definition, differs or
@@ -36,20 +39,20 @@ SIMPLIFIED. Functions and not loops are compared, so nothing here tests how old 
 ...         return (max_length - cache_length - lengths).clamp(max=0) / cache_length
 >>> [row.verdict for row in check(Mine()) if row.topic == "penalty"]
 ['agrees', 'differs']
->>> [(row.kind, row.case, row.detail) for row in check(Mine()) if row.verdict == "differs"]
-[('robustness', 'NaN in the padding', 'NaN or infinity in the gradient'), ('other', '-1 beyond L_max', '-4 for -1')]
+>>> [(row.kind, row.case, row.detail) for row in check(Mine()) if row.case == "-1 beyond L_max"]
+[('other', '-1 beyond L_max', '-4 for -1')]
 """
 
 import importlib
 import json
-import math
 import queue
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +66,7 @@ from lab.oracle import Batch, expected_advantages, expected_gradient, mean_of_me
 
 QUESTIONS = LAB / "conformance.json"
 SECONDS = 60.0  # that an adapter may take for one case
+AVERAGES = ("sample", "prompt", "token", "constant")
 CLASSES = ("recipe", "other", "robustness")
 NOT_ANSWERED = ("not offered", "not asked")
 OPEN = ("ddof 1", "an empty row counts", "the gradient of k2")  # the papers say neither yes nor no
@@ -86,6 +90,7 @@ class Case:
     expected: Any
     also: dict[str, Any] = field(default_factory=dict)  # other definitions that are in use
     kind: str = "other"  # its class
+    after: list[str] = field(default_factory=list)  # simpler cases, from which this one differs in what its name says
 
 
 @dataclass
@@ -98,36 +103,45 @@ class Row:
     detail: str
     source: str
     kind: str = "other"
+    after: list[str] = field(default_factory=list)
 
 
 # ------------------------------------------------------------------------------------------- the questions of the JSON
 
 
 def ratio_step(average: str, question: dict) -> Batch:
-    """A step of these ratios π / π_gen, with π = .05; each row is a group. A ratio below 0, or NaN, does not train."""
+    """A step of these ratios π / π_gen; each row is a group. A ratio below 0, or NaN, does not train.
+
+    Where a case is not `fine`, log-probs are multiples of 1/32, which bfloat16 holds too."""
     rows = [[float(ratio) for ratio in row.split()] for row in question["ratios"].split("|")]
     rho = torch.tensor(rows, dtype=torch.float64)  # (N, T)
-    logprobs = torch.full_like(rho, math.log(0.05))
-    behaviour = logprobs - rho.abs().log()
+    grid = 2.0**20 if question.get("fine") else 32.0
+
+    def log(ratio: Tensor) -> Tensor:
+        return (ratio.log() * grid).round() / grid
+
+    logprobs = torch.full_like(rho, question.get("log_pi", -3.0))
+    behaviour = logprobs - log(rho.abs())
     old = logprobs  # the batch's first update
     if question["old"]:  # π_old / π_gen
-        old = behaviour + torch.tensor(question["old"]).log()
+        old = behaviour + log(torch.tensor(question["old"], dtype=torch.float64))
     A = torch.tensor(question["advantages"])
-    ids = torch.arange(len(rho))
-    loss, options = question["loss"], question["options"]
-    return Batch(logprobs, behaviour, old, (rho > 0).float(), A, ids, [[ids.tolist()]], loss, options, average)
+    ids = torch.tensor(question.get("group_ids", range(len(rho))))
+    loss, options, layout = question["loss"], question["options"], [[list(range(len(rho)))]]
+    return Batch(logprobs, behaviour, old, (rho > 0).float(), A, ids, layout, loss, options, average)
 
 
 def average_step(average: str, question: dict) -> Batch:
-    """On-policy rows of 10 places with this mask, with A = 1 each."""
-    mask = torch.tensor([[float(bit) for bit in row.ljust(10, "0")] for row in question["mask"]])
-    logprobs = torch.full_like(mask, -1.0, dtype=torch.float64)
+    """On-policy rows with this mask, with A = 1 each."""
+    width = max(map(len, question["mask"]))
+    mask = torch.tensor([[float(bit) for bit in row.ljust(width, "0")] for row in question["mask"]])
+    logprobs = torch.full_like(mask, -3.0, dtype=torch.float64)
     ids = torch.tensor(question["group_ids"])
     step = Batch(logprobs, logprobs, logprobs, mask, torch.ones(len(mask)), ids, question["layout"], average=average)
     return replace(step, dropped=question["dropped"])
 
 
-def loss_case(name: str, source: str, step: Batch, kind: str) -> Case:
+def loss_case(question: dict, source: str, step: Batch, kind: str) -> Case:
     """A question to `loss`, with the other definitions in use."""
     asked = without_dropped(step)
     counted = expected_gradient(asked, empty_counts=True)
@@ -136,12 +150,14 @@ def loss_case(name: str, source: str, step: Batch, kind: str) -> Case:
     of_all_ranks = [joined(parts) for parts in zip(*step.layout, strict=True)]
     also = {
         "an empty row counts" + " as a token" * (step.average == "token"): counted,
-        "the mean of the microbatches' means": mean_of_means(asked, microbatches),
         "the mean of the ranks' means": mean_of_means(asked, of_ranks),
+        "the mean of the microbatches' means": mean_of_means(asked, microbatches),
         "the mean of the means of all ranks' microbatches": mean_of_means(asked, of_all_ranks),
     }
     if step.dropped:
         also = {"dropped rows stay in the average": counted}
+    if step.loss in ("cispo", "clip", "gspo"):
+        also["π / π_old"] = expected_gradient(replace(asked, behaviour=step.old))
     if step.loss == "cispo":
         also["cap 1 + 5"] = expected_gradient(replace(step, options={"cap": 6.0}))
         also["a lower bound of .8"] = expected_gradient(replace(step, options=step.options | {"floor": 0.8}))
@@ -150,9 +166,40 @@ def loss_case(name: str, source: str, step: Batch, kind: str) -> Case:
         also["a dual clip of 3"] = expected_gradient(replace(step, options=step.options | {"dual": 3.0}))
     expected = expected_gradient(asked)
     if step.loss == "gspo":  # which Eq. 5 averages over sequences: who has another average only is asked with that
-        also = {f"its {step.average} average": expected}
+        also = {f"its {step.average} average": expected} | also
         expected = expected_gradient(replace(asked, average="sample"))
-    return Case("loss", name, source, [step], expected, also, kind)
+    after = [name.format(average=step.average) for name in question["after"]]
+    return Case("loss", question["name"], source, [step], expected, also, kind, after)
+
+
+def mistakes(step: Batch) -> Iterator[tuple[str, Tensor]]:
+    """Gradients that nobody means: common slips in a loss."""
+    mask = step.mask
+    late = torch.cat([torch.zeros_like(mask[:, :1]), mask[:, :-1]], 1)
+    early = torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], 1)
+    rounded = step.behaviour.bfloat16().double()
+    for name, changes in {
+        "the mask came one token late": {"mask": late},
+        "the mask came one token early": {"mask": early},
+        "what lies before the last token of a row trained": {"mask": mask.flip(1).cummax(1).values.flip(1)},
+        "the generator's log-probs came in bfloat16": {"behaviour": rounded},
+        "there were no ratio": {"loss": "on_policy"},
+        "the ratio were π_gen / π": {"logprobs": step.behaviour, "behaviour": step.logprobs},
+        **{f"the average were that of {average}": {"average": average} for average in AVERAGES},
+    }.items():
+        yield name, expected_gradient(replace(step, **changes))
+    whole = expected_gradient(replace(step, mask=torch.ones_like(mask)))
+    yield "padding and forced tokens counted in the divisor", mask * whole
+    if step.loss == "cispo":
+        cap = step.options["cap"]
+        none_above = replace(step, loss="icepop", options={"high": cap})
+        yield "a token above the cap had no gradient", expected_gradient(none_above)
+        below = (step.logprobs - step.behaviour).exp() < cap
+        with_ratio = torch.where(below, 1 + step.logprobs, 1.0) * expected_gradient(step)
+        yield "the ratio had a gradient", with_ratio
+    if step.loss == "clip":
+        both = {"low": 1 - step.options["low"], "high": 1 + step.options["high"]}
+        yield "the clip ignored the sign of A", expected_gradient(replace(step, loss="icepop", options=both))
 
 
 def joined(parts: Iterable[list[int]]) -> list[int]:
@@ -168,35 +215,56 @@ def advantage_case(question: dict, how: str, definitions: list[str]) -> Case:
         method, expect = "advantages", expected_advantages
         inputs = [question["rewards"], question["group_ids"], how, question["lengths"]]
     also = {definition: expect(*inputs, definition) for definition in definitions}
-    return Case(method, question["name"], question["source"], inputs, expect(*inputs), also, question["kind"])
+    name, source, kind = (question[key] for key in ("name", "source", "kind"))
+    return Case(method, name, source, inputs, expect(*inputs), also, kind, question["after"])
 
 
 def all_cases() -> list[Case]:
-    """95 questions. Cases of one name are ways to ask the same, each asked if the one before it is refused."""
+    """149 questions. Cases of one name are ways to ask the same, each asked if the one before it is refused."""
     questions = json.loads(QUESTIONS.read_text())
     cases = []
-    for question in questions["losses"]:
-        for average in ("sample", "token", "prompt"):
-            step = ratio_step(average, question)
-            cases.append(loss_case(question["name"], question["source"], step, question["kind"]))
-    for average in ("sample", "prompt", "token", "constant"):
+    for average in AVERAGES:
         paper = "2503.20783" if average == "constant" else "2510.13786 section 3.2"
         for question in questions["averages"]:
             if average in question.get("averages", average):
-                name, source = f"{average} average: {question['name']}", f"{paper}; {question['mistake']}"
+                after = [f"{average} average: {name}" for name in question["after"]]
+                after += [f"sample average: {question['name']}"] * (average != "sample")
+                named = {"name": f"{average} average: {question['name']}", "after": after}
                 kind = "recipe" if average == "prompt" else "other"
-                cases.append(loss_case(name, source, average_step(average, question), kind))
+                source = f"{paper}; {question['mistake']}"
+                cases.append(loss_case(named, source, average_step(average, question), kind))
+    for question in questions["losses"]:
+        for average in ("sample", "token", "prompt"):
+            step = ratio_step(average, question)
+            cases.append(loss_case(question, question["source"], step, question["kind"]))
+    for question in questions["splits"]:
+        for average, layout in product(question["averages"], questions["layouts"]):
+            if average not in layout.get("averages", average):
+                continue
+            step = average_step(average, layout)
+            behaviour = step.logprobs - 3 / 32  # a ratio of 1.1
+            old = behaviour if question["old"] else step.logprobs
+            loss, options = question["loss"], question["options"]
+            near = replace(step, behaviour=behaviour, old=old, loss=loss, options=options)
+            simpler = ["2 microbatches", "2 ranks"] + ["groups cut across ranks"] * (average == "prompt")
+            after = question["after"] + [f"{average} average: {name}" for name in simpler]
+            source = "an average of this loss alone"
+            cases.append(loss_case(question | {"after": after}, source, near, question["kind"]))
     for question in questions["advantages"]:
         cases += [advantage_case(question, how, questions["definitions"]) for how in question["how"]]
     for question in questions["batches"]:
         cases += [advantage_case(question, how, questions["batch definitions"]) for how in question["how"]]
     inputs, exact, rounded = oracle.bf16_head()
-    source = "2510.13786 section 3.2; the product is rounded to bfloat16"
-    for method, name in (
-        ("logprobs", "FP32 product of bfloat16 factors"),
-        ("generator_logprobs", "the same in the generator"),
-    ):
-        cases.append(Case(method, name, source, inputs, exact, {"bfloat16 logits": rounded}, "recipe"))
+    hidden, weight, targets = inputs
+    whole = [hidden.round(), weight.round(), targets]
+    of_whole = (whole[0].double() @ whole[1].double().T).log_softmax(-1)[targets, targets]
+    for method, of in (("logprobs", ""), ("generator_logprobs", " of the generator")):
+        simple = f"FP32 softmax{of}, of logits that bfloat16 holds"
+        source = "2510.13786 section 3.2; "
+        cases.append(Case(method, simple, source + "the softmax is rounded", whole, of_whole, kind="recipe"))
+        name, mistake = f"FP32 product{of}, of bfloat16 factors", source + "the product is rounded to bfloat16"
+        also = {"bfloat16 logits": rounded}
+        cases.append(Case(method, name, mistake, inputs, exact, also, "recipe", [simple]))
     return [*cases, *(Case(**question) for question in questions["others"])]
 
 
@@ -294,7 +362,8 @@ def check(adapter: Any) -> list[Row]:
                 hanging[method] = error
             verdict = "error"
             detail = (f"{type(error).__name__}: {error}".splitlines() or [""])[0]
-        rows[case.name] = Row(step.loss if step else method, case.name, verdict, detail, case.source, case.kind)
+        topic = step.loss if step else method
+        rows[case.name] = Row(topic, case.name, verdict, detail, case.source, case.kind, case.after)
     return list(rows.values())
 
 
@@ -303,7 +372,11 @@ def judge(case: Case, answer: Any) -> tuple[str, str]:
     if case.method in ("history", "interrupt"):
         if isinstance(answer, tuple | set):
             answer = list(answer)
-        return ("agrees", "") if answer == case.expected else ("differs", f"{answer} for {case.expected}")
+        expected = case.expected
+        if isinstance(answer, list) and expected and None in expected:  # this case asks for a part of the answer
+            pairs = [pair for pair in zip(answer, expected, strict=True) if pair[1] is not None]
+            answer, expected = (list(part) for part in zip(*pairs, strict=True))
+        return ("agrees", "") if answer == expected else ("differs", f"{answer} for {expected}")
     actual = torch.as_tensor(answer).detach().double()
     expected = torch.as_tensor(case.expected).double()
     if actual.shape != expected.shape:
@@ -320,12 +393,28 @@ def judge(case: Case, answer: Any) -> tuple[str, str]:
     for name, values in case.also.items():
         if equal(torch.as_tensor(values).double()):
             return f"another definition: {name}", ""
+    if case.method == "loss":
+        step = without_dropped(case.inputs[0])
+        for name, values in mistakes(replace(step, average="sample") if step.loss == "gspo" else step):
+            if equal(values):
+                return "differs", f"as if {name}"
     squares = float(expected.square().sum())
     factor = float((actual * expected).sum()) / squares if squares else 0.0
     if factor and equal(expected * factor):
         return "differs", f"x {factor:.3g}"
     worst = int((actual - expected).abs().argmax())
     return "differs", f"{actual.flatten()[worst]:.3g} for {expected.flatten()[worst]:.3g}"
+
+
+def first_causes(rows: list[Row]) -> list[Row]:
+    """Deviations that no simpler case shares, robustness too."""
+    after = {row.case: row.after for row in rows}
+    wrong = {row.case for row in rows if row.verdict not in NO_DEVIATION}
+
+    def simpler(case: str) -> set[str]:
+        return {name for near in after.get(case, []) for name in (near, *simpler(near))}
+
+    return [row for row in rows if row.case in wrong and not wrong & simpler(row.case)]
 
 
 def is_deviation(row: Row) -> bool:
@@ -367,15 +456,20 @@ def main(argv: list[str]) -> int:
     for columns in zip(*by_settings.values(), strict=True):
         row = columns[0]
         if row.verdict not in NOT_ANSWERED:
-            print(f"{row.kind:10} {row.topic:10} {row.case:50} {row.verdict} {row.detail}".rstrip() + hint(row))
+            print(f"{row.kind:10} {row.topic:10} {row.case:56} {row.verdict} {row.detail}".rstrip() + hint(row))
         if (columns[-1].verdict, columns[-1].detail) != (row.verdict, row.detail):
-            print(f"{'':10} by default {row.case:50} {columns[-1].verdict} {columns[-1].detail}".rstrip())
+            print(f"{'':10} by default {row.case:56} {columns[-1].verdict} {columns[-1].detail}".rstrip())
     for settings, column in by_settings.items():
         for kind, counts in score(column).items():
             print(f"{settings:8} {kind:10} " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
     asked = Counter(row.topic for row in rows)
     answered = Counter(row.topic for row in rows if row.verdict not in NOT_ANSWERED)
     print("answered: " + ", ".join(f"{topic} {answered[topic]} of {n}" for topic, n in asked.items()))
+    for row in first_causes(rows):
+        mistake = row.source.rpartition("; ")[2]
+        agree = " and ".join(other.case for other in rows if other.case in row.after and other.verdict == "agrees")
+        print(f"first cause: {row.case}: {row.verdict} {row.detail}".rstrip(), end="")
+        print(f"; made for: {mistake}" + f"; simpler, and agrees: {agree}" * bool(agree))
     return 1 if any(map(is_deviation, rows)) or not any(row.verdict == "agrees" for row in rows) else 0
 
 

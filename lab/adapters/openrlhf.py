@@ -1,8 +1,9 @@
 """OpenRLHF 0.11.2 (14 September 2026): PolicyLoss, statements of compute_advantages_and_returns, its penalty and KL.
 
 There is no CISPO. Nearest: `reinforce_baseline` for `batch`, `dr_grpo` for `none`, token or sample loss. Default: its
-own clips of .2, its threshold of .5 to 5. The actor gives tokens and rows of the whole step; rows without tokens are
-not counted.
+own clips of .2, its threshold of .5 to 5. The old log-probs are the trainer's own; no flag puts the generator's in
+their place, but in GSPO a correction does. Rows come in any order, with their place in the batch as `index`. The actor
+gives tokens and rows of the whole step; rows without tokens are not counted.
 """
 
 import itertools
@@ -34,19 +35,19 @@ class Adapter:
         if part.loss == "gspo" and part.average == "token":
             raise NotImplementedError
         settings, options = {"token_level_loss": part.average == "token"}, part.options
-        old = part.behaviour
         if part.loss == "gspo":
             settings["policy_loss_type"] = "gspo"
         if part.loss in ("tis", "icepop"):
-            old = part.old
             settings |= {"is_correction_level": "token", "is_correction_mode": "clip" if part.loss == "tis" else "mask"}
         if self.settings == "nearest" and options:
+            if part.loss == "gspo":
+                settings["is_correction_level"] = "token"
             if part.loss != "icepop":
                 settings |= {"clip_eps_low": options["low"], "clip_eps_high": options["high"]}
             low = options["low"] if part.loss == "icepop" else 0.0
             settings["is_correction_threshold"] = [low, options.get("cap", options["high"])]
         return self.policy_loss(**settings)(
-            part.logprobs, old, each_token(part.advantages, part.mask), action_mask=part.mask,
+            part.logprobs, part.old, each_token(part.advantages, part.mask), action_mask=part.mask,
             rollout_log_probs=part.behaviour, dp_size=part.ranks, batch_num_tokens=step.mask.sum(),
             global_batch_size=(step.mask.sum(-1) > 0).sum(),
         )[0]  # fmt: skip
@@ -54,9 +55,10 @@ class Adapter:
     def advantages(self, rewards, group_ids, how, lengths):
         mask = (torch.arange(int(lengths.max()))[None] < lengths[:, None]).float()
         advantage = SimpleNamespace(estimator=ESTIMATORS[how], no_std_norm=False)
-        rollout = SimpleNamespace(n_samples_per_prompt=group_size(group_ids))
+        rollout = SimpleNamespace(n_samples_per_prompt=group_size(group_ids.sort().values))
         args = SimpleNamespace(algo=SimpleNamespace(advantage=advantage), rollout=rollout)
-        row = SimpleNamespace(index=list(range(len(rewards))), rewards=rewards, action_mask=mask, info={})
+        places = group_ids.argsort(stable=True).argsort().tolist()
+        row = SimpleNamespace(index=places, rewards=rewards, action_mask=mask, info={})
         variables = {"args": args, "experiences": [row]}
         name = "compute_advantages_and_returns"
         last = "rewards = rewards.reshape(-1)[indices]"

@@ -1,11 +1,13 @@
 """verl 0.9.1 (20 September 2026): core_algos.py, rollout_corr_helper.py, masks of replay_buffer.py, the dapo manager.
 
 Nearest: `loss_mode=cispo clip_ratio_low=1 clip_ratio_high=4`, bypass mode (old log-probs are the generator's), a huge
-`clip_ratio_c`, REINFORCE++'s advantages for `batch`. Default: the loss's and the average's names only. Its loss gets
+`clip_ratio_c`, REINFORCE++'s advantages for `batch`. Default: the names of the loss, the average and the
+correction's preset only. Its loss gets
 tokens and rows of the whole step, and multiplies by the ranks.
 """
 
 from collections import Counter
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
@@ -39,6 +41,10 @@ class Adapter:
         )  # fmt: skip
         weights = ("SAFETY_BOUND", "_parse_rollout_is_threshold", "compute_rollout_correction_weights")
         self.correction = self.source.functions(CORRECTION, *weights, verl_F=masked, compute_is_metrics=lambda **_: {})
+        space = {"dataclass": dataclass, "BaseConfig": object}
+        config = self.source.functions("verl/trainer/config/algorithm.py", "RolloutCorrectionConfig", **space)
+        presets = config.RolloutCorrectionConfig
+        self.presets = {"tis": presets.decoupled_token_is(), "icepop": presets.decoupled_token_icepop()}
 
     def loss(self, part, step):
         if part.average not in AVERAGES or part.loss in ("deepseek", "m2po"):
@@ -51,10 +57,12 @@ class Adapter:
             "global_batch_size": len(step.rows),
             "loss_scale_factor": step.constant if part.average == "constant" else None,
         }
-        old, weights, threshold = part.old, None, 2.0  # of rollout_is
+        old, weights = part.old, None
+        if part.loss in self.presets:
+            threshold = self.presets[part.loss].rollout_is_threshold
         if nearest:
             config.clip_ratio_c = 1e9
-            if part.loss in ("tis", "icepop"):
+            if part.loss in self.presets:
                 threshold = options["cap"] if "cap" in options else f"{options['low']}_{options['high']}"
             else:
                 old = part.behaviour  # bypass mode
@@ -64,7 +72,7 @@ class Adapter:
                 config.clip_ratio_low = config.clip_ratio_high = options["high"]
             elif options and part.loss != "icepop":
                 config.clip_ratio_low, config.clip_ratio_high = options["low"], options["high"]
-        if part.loss in ("tis", "icepop"):
+        if part.loss in self.presets:
             log_ratio = part.old - part.behaviour
             weights, _ = self.correction.compute_rollout_correction_weights(log_ratio, part.mask, "token", threshold)
         loss = getattr(self.core, f"compute_policy_loss_{LOSSES.get(part.loss, part.loss)}")

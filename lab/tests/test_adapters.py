@@ -140,9 +140,9 @@ def test_trl_by_its_own_step():
 
     adapter = Adapter()
     verdicts = {row.case: row.verdict for row in conformance.check(adapter)}
-    for case in ("CISPO: cap 5, absolute, A > 0", "token average: microbatches of 2 rows"):
+    for case in ("CISPO: above the cap of 5 a token still trains", "token average: microbatches of 2 rows"):
         assert verdicts[case] == "agrees"
-    assert verdicts["CISPO: the generator's ratio, π_old between"] == "another definition: a product of two caps"
+    assert verdicts["CISPO: π_old between π_gen and π"] == "another definition: a product of two caps"
     (case,) = [case for case in conformance.all_cases() if case.name == "token average: microbatches of 2 rows"]
     step = conformance.replace(case.inputs[0], average="sample")
     expected = conformance.expected_gradient(step).float()
