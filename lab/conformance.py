@@ -436,7 +436,11 @@ def main(argv: list[str]) -> int:
     """Exit code: 0 no deviation, 1 some, or nothing that agrees, 2 no such adapter."""
     if argv[:1] == ["--json"] and len(argv) == 2:
         text = json.dumps([vars(case) for case in all_cases()], default=as_data)
-        Path(argv[1]).write_text(text.replace(", NaN", ", null"))  # JSON has no NaN
+        try:
+            Path(argv[1]).write_text(text.replace(", NaN", ", null"))  # JSON has no NaN
+        except OSError as error:
+            print(f"conformance.py: {error}", file=sys.stderr)
+            return 2
         return 0
     if len(argv) != 1 or argv[0].startswith("-"):
         print(__doc__)

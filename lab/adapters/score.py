@@ -49,16 +49,19 @@ def deviations(rows: list[conformance.Row]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: 0, or 2 without a folder. A trainer that cannot be asked is a line, and the others go on."""
+    """Exit code: 0, or 2 without a folder, or where --write lacks a trainer. A trainer that cannot be asked is a line,
+    and the others go on."""
     if not argv or not Path(argv[0]).is_dir():
         print(__doc__, file=sys.stderr)
         return 2
     sources.FOLDER = Path(argv[0])
     conformance.all_cases = functools.cache(conformance.all_cases)
+    trainers = 0
     table, verdicts = [HEAD + "|deviations in the recipe, nearest|", "|" + "---|" * 8], {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         if path.stem in ("score", "sources"):
             continue
+        trainers += 1
         try:
             adapter = importlib.import_module(f"lab.adapters.{path.stem}").Adapter()
         except (Exception, SystemExit) as error:
@@ -85,6 +88,9 @@ def main(argv: list[str]) -> int:
         }
     text = "\n".join(table)
     print(text)
+    if "--write" in argv and len(verdicts) < trainers:
+        print("nothing is written: that needs every trainer", file=sys.stderr)
+        return 2
     if "--write" in argv:
         date = f"{datetime.date.today():%d %B %Y}"
         page = PAGE.read_text()

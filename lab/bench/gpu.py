@@ -274,6 +274,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tree", nargs="*", default=[], metavar="NAME=FOLDER", help="another checkout of the project")
     parser.add_argument("--dry", choices=["torch", "vllm"], default="", help="on a CPU, in tiny sizes, this engine")
     args = parser.parse_args(argv)
+    if args.out.exists() and not args.out.is_dir():
+        parser.error(f"--out must be a folder, not the file {args.out}")
     if args.dry:
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     out = args.out.resolve()

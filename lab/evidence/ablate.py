@@ -264,8 +264,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         jobs = plan(args.name, output, args.seeds, args.only, args.budget)
         code = make(jobs, args.jobs)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"ablate.py: {error}", file=sys.stderr)
+        return 2
+    except (KeyError, TypeError) as error:
+        print(f"ablate.py: a file in {args.publish or output} is damaged: {error!r}", file=sys.stderr)
         return 2
     if code in (0, 1):
         report(args.name, finished_runs(jobs, output), output)

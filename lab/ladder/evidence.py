@@ -176,13 +176,14 @@ def rows_in(folder: Path | None = None) -> list[Row]:
             {key: cell if key in ("setting", "side") else float(cell or "nan") for key, cell in row.items()}
             for row in csv.DictReader(lines_in(folder), COLUMNS)
         ]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OSError) as error:
         raise SystemExit(f"evidence.py: a line in {folder} is no evaluation: {error}") from error
     return sorted(rows, key=itemgetter("setting", "side", "rate", "seed", "step"))
 
 
 def publish(folder: Path) -> None:
     """Adds the runs of the folder to CURVES; the same runs give the same bytes."""
+    rows_in(folder)  # raises SystemExit for what is no evaluation
     text = "\n".join([",".join(COLUMNS), *lines_in(folder)]) + "\n"
     CURVES.write_bytes(gzip.compress(text.encode(), mtime=0))
 
@@ -237,6 +238,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.at_once < 1:
         parser.error(f"--at_once must be at least 1, not {args.at_once}")
+    if args.folder.exists() and not args.folder.is_dir():
+        parser.error(f"{args.folder} is no folder")
     if args.publish and not any(args.folder.glob("*.csv")):
         parser.error(f"{args.folder} has no runs to publish")
     if args.publish:

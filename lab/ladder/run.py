@@ -74,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"there is no rung {args.rung!r}; the rungs are {names}, and all")
     if args.steps is not None and args.steps < 1:
         parser.error(f"--steps must be at least 1, not {args.steps}")
-    if args.seed < 0:
-        parser.error(f"--seed must be at least 0, not {args.seed}")
+    if not 0 <= args.seed < 2**63:
+        parser.error(f"--seed must be at least 0 and below 2**63, not {args.seed}")
     if args.rate is not None and not 0 < args.rate <= 16:
         parser.error(f"--rate must be above 0 and at most 16, not {args.rate}")
     if args.rung == "all" and (args.seed, args.rate, args.steps) != (0, None, None):

@@ -175,7 +175,7 @@ def test_a_published_run_is_never_replaced(monkeypatch, tmp_path):
         ("-- -1", "there is no rung '-1'"),
         ("CISPO", "there is no rung 'CISPO'"),
         ("4 --steps -5", "--steps must be at least 1, not -5"),
-        ("4 --seed -1", "--seed must be at least 0, not -1"),
+        ("4 --seed -1", "--seed must be at least 0 and below 2**63, not -1"),
         ("4 --rate nan", "--rate must be above 0 and at most 16, not nan"),
         ("all --seed 3", "all takes no --seed"),
     ],
