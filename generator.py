@@ -133,7 +133,7 @@ class Generator:
         """One completion, in one request, or in two where the first one ends at `budget` and tokens for an answer are
         left; the phrase comes between only if thinking had not ended. Gives its slot back."""
         prompt, control = list(problem.prompt_ids), self.length_control
-        salt = str(version)  # vLLM shares its cache within a salt: leg 1 finds only this version's, leg 2 also leg 1
+        salt = str(version)  # vLLM shares keys and values within a salt: so only those of this version
         try:
             first = rollout_of(await self.engine.sample(prompt, budget, salt))
             leg = control and control.second_leg(prompt, first.completion_ids, first.finish_reason)

@@ -180,9 +180,9 @@ def gspo(
 ) -> LossAndMetrics:  # fmt: skip
     """PPO's clip on one ratio for each sequence (arXiv 2507.18071, Eq. 5-7), with the clips of ScaleRL's GSPO run.
 
-    Ratios of single tokens are noisy, most of all in mixtures of experts, where an update changes which experts compute
-    a token. Each token carries the term of its sequence. L5: the average `sample` makes that the paper's mean over
-    sequences. Advantages for each token make it GSPO-token (section 4.3): Â_it clips and moves only token t.
+    As the reward, this ratio is of the whole sequence; one of a token is noisy, most of all in mixtures of experts.
+    With 1/|y| its log is a mean, which hardly moves: hence such small clips. Each token has its sequence's term. L5:
+    with `sample` that is the paper's mean. Advantages (N, T) make it GSPO-token (section 4.3): Â_it moves only token t.
     """
     trained, advantages, logprobs, behaviour = _select(mask, advantages, logprobs, behaviour_logprobs)  # (N, T) each
     log_ratio = logprobs - behaviour  # (N, T)

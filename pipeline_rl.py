@@ -6,10 +6,11 @@ PROBLEM. Sampling takes most of the time of reinforcement learning on language m
 take most of that. A trainer that waits for every completion leaves the generator idle at the end of each batch, and is
 itself idle until the batch is complete.
 
-IDEA (PipelineRL, arXiv 2509.19128; ScaleRL, arXiv 2510.13786, section 3.1). The generator never stops: prompts
-stream in, finished groups stream out, and each optimizer step's weights are swapped into the engine while its requests
-run. They go on with the new weights over the keys and values of the old ones. The price is that a token may be trained
-on by a later policy than the one that sampled it:
+IDEA (PipelineRL, arXiv 2509.19128; ScaleRL, arXiv 2510.13786, section 3.1). The generator never stops: prompts stream
+in, finished groups stream out, and each optimizer step's weights are swapped into the engine while its requests run.
+They go on with the new weights over the keys and values of the old ones: to compute these again would cost a prefill of
+each request. A token's recorded log-prob is the one it was drawn with, old keys included, so its ratio is right as it
+is. The price is that a token may be trained on by a later policy than the one that sampled it:
 
     lag(token) = v_train − v_token        v counts updates. v_train: the weights that compute the gradient; v_token:
                                           those that sampled the token. Every token carries its version.

@@ -20,10 +20,10 @@ import argparse
 import csv
 import gzip
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from multiprocessing import get_context
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from operator import itemgetter
 from pathlib import Path
@@ -220,7 +220,7 @@ def work(todo: Callable[[Sequence[Row]], Iterable[Run]], folder: Path, at_once: 
                 running[run].start()
         if not running:
             return
-        time.sleep(0.5)
+        wait([process.sentinel for process in running.values()])  # asleep, so that nothing runs beside what is timed
         for run in [run for run, process in running.items() if not process.is_alive()]:
             if running.pop(run).exitcode:
                 raise SystemExit(f"evidence.py: this run failed: {' '.join(map(str, run))}")

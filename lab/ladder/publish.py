@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from evidence import (
+    ALONE,
     IN_SECONDS,
     LEFT_OUT,
     PILOTS,
@@ -146,7 +147,7 @@ def ladder(rows: Sequence[Row], results: Sequence[Outcome], ps: Sequence[float])
         rung = rung_of(test)
         if not rung:
             continue
-        same = "–" if test in IN_SECONDS else outcome(rows, test, (1.0, 1.0)).text()
+        same = "–" if test.setting in ALONE else outcome(rows, test, (1.0, 1.0)).text()
         lines.append({
             "change": f"[{test.change}](#{rung}-{NAMES[rung].lower().replace(' ', '-')})",
             "setting": test.setting,

@@ -3,6 +3,7 @@
 import math
 import random
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,19 @@ def test_the_page_has_what_the_published_curves_give():
     page = rungs.PAGE.read_text()
     for name, block in publish.blocks(rows).items():
         assert f"<!-- refit {name} -->\n{block}\n<!-- end -->" in page, name
+
+
+def test_nothing_runs_beside_a_run(tmp_path, monkeypatch):
+    """The program sleeps until it ends, also where two may run: this one is timed."""
+    asked = []
+
+    def todo(rows):
+        asked.append(rows)
+        return [("0", "vllm", 1.0, evidence.SEEDS[0])] if len(asked) == 1 else []
+
+    monkeypatch.setattr(evidence, "make", lambda *run: time.sleep(2))
+    evidence.work(todo, tmp_path, at_once=2)
+    assert len(asked) == 2
 
 
 def test_the_published_runs_are_whole():
