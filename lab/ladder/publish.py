@@ -236,14 +236,15 @@ def draw(rung: int, rows: Sequence[Row], path: Path, rate: float | None = None, 
 
 
 def draw_whole(rows: Sequence[Row], path: Path) -> None:
-    """The picture of the repository's README: GRPO beside ScaleRL on recipe.py's toy, in tokens and in passes."""
+    """The picture of the repository's README: GRPO beside ScaleRL on recipe.py's toy, by each measure of compute."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.2))
-    for axes, axis in zip(figure.subplots(1, 2, sharey=True), ("tokens", "passes"), strict=True):
-        axes.set(xlabel=AXES[axis], ylim=(0, 1))
+    figure = Figure(figsize=(11, 3.2))
+    for axes, axis in zip(figure.subplots(1, 3, sharey=True), COMPUTE, strict=True):
+        axes.set(xlabel=axis, ylim=(0, 1))
+        setting = "alone" if axis == "seconds" else "discover"
         for name, side, color in (("GRPO", "0", "C1"), ("ScaleRL", "8", "C0")):
-            curves = curves_of(rows, side, "discover", best_rate(rows, "discover", side))
+            curves = curves_of(rows, side, setting, best_rate(rows, "discover", side))
             for seed in set(SEEDS) & set(curves):
                 points = ([row[key] for row in curves[seed]] for key in (axis, "pass_rate"))
                 axes.plot(*points, color, linewidth=0.8, label=name)
