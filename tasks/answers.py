@@ -3,7 +3,7 @@ r"""Answers: what is the final answer of a text, and is it a finished number? Te
 WHAT IS THE FINAL ANSWER. The first row that fits counts, and in it the last place:
     <answer>5</answer>             R1-Zero's form: what stands in the tag is read as a text of its own
     <solution>5   [result]5        such a tag at the end of the text, closed or cut off by a stop string
-    \boxed{5}, \fbox{5}            the box, and nothing else; of nested ones the inner one
+    \boxed{5}, \fbox{5}            the box, and nothing else
     {"answer": 5}                  `answer` or `final_answer` of a JSON object, as a text of its own
     The answer is 5.  #### 5       to the end of the sentence, if that is a number or a formula
     5   (2, 3)   B   x**2 + 1      a text without two plain words side by side is a formula, as if it stood in a box
@@ -180,21 +180,30 @@ MINUS = re.compile(
 
 
 def last_box(text: str) -> str | None:
-    """The content of the last complete `\\boxed{...}` or `\\fbox{...}`, or None. Of nested boxes the inner one counts.
+    """The content of the last complete `\\boxed{...}` or `\\fbox{...}`, or None. Marks of boxes inside it are left out:
+    `\\boxed{\\boxed{5}+2}` gives `5+2`.
 
     Only the last twenty openings are tried: a scan from each of `\\boxed{\\boxed{\\boxed{...` takes quadratic time.
     """
     openings = list(re.finditer(r"\\(?:boxed|fbox)\s*\{|\\boxed(?: |(?=\d))([^\s{}$\\]+)", text))
+    start = end = 0  # of the content
     for opening in reversed(openings[-20:]):
-        if opening[1]:
-            return opening[1]
-        depth = 1
-        # An escaped brace is no brace, and the line break `\\\\` escapes nothing.
-        for mark in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, opening.end()):
-            depth += {"{": 1, "}": -1}.get(mark[0], 0)
-            if depth == 0:
-                return text[opening.end() : mark.start()]
-    return None
+        first = opening.start(1) if opening[1] else opening.end()
+        last = opening.end(1) if opening[1] else closing_brace(text, first)
+        if last > end:  # a box around the one found before, if there is one
+            start, end = first, last
+    return re.sub(r"\\(?:boxed|fbox)\s*(?:\{([\w.]*)\}|(?=\{))", r"\1", text[start:end]) if end else None
+
+
+def closing_brace(text: str, start: int) -> int:
+    """Where the brace that was opened before `start` is closed; -1 if it is not."""
+    depth = 1
+    # An escaped brace is no brace, and the line break `\\\\` escapes nothing.
+    for mark in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(mark[0], 0)
+        if depth == 0:
+            return mark.start()
+    return -1
 
 
 def answer_of(text: str) -> tuple[str, str | None]:

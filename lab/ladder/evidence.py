@@ -220,9 +220,12 @@ def work(todo: Callable[[Sequence[Row]], Iterable[Run]], folder: Path, at_once: 
                 running[run].start()
         if not running:
             return
-        wait([process.sentinel for process in running.values()])  # asleep, so that nothing runs beside what is timed
-        for run in [run for run, process in running.items() if not process.is_alive()]:
-            if running.pop(run).exitcode:
+        # Asleep until one ends, so that nothing runs beside what is timed.
+        ended = wait([process.sentinel for process in running.values()])
+        for run in [run for run, process in running.items() if process.sentinel in ended]:
+            process = running.pop(run)
+            process.join()
+            if process.exitcode:
                 raise SystemExit(f"evidence.py: this run failed: {' '.join(map(str, run))}")
             print(*run, flush=True)
 

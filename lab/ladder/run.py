@@ -1,7 +1,7 @@
 """One rung of the ladder from GRPO to ScaleRL: its diff, a question, a run, and its curve over that of the rung before.
 
 python lab/ladder/run.py 3           # 0 is GRPO, 8 is recipe.py
-python lab/ladder/run.py all         # the page's tables from three seeds of your own: half an hour on two idle cores
+python lab/ladder/run.py all         # the page's tables from three seeds of your own: twenty minutes on two idle cores
 """
 
 import argparse
