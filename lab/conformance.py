@@ -153,6 +153,7 @@ def loss_case(question: dict, source: str, step: Batch, kind: str) -> Case:
         "the mean of the ranks' means": mean_of_means(asked, of_ranks),
         "the mean of the microbatches' means": mean_of_means(asked, microbatches),
         "the mean of the means of all ranks' microbatches": mean_of_means(asked, of_all_ranks),
+        "divided once more by the number of microbatches": expected_gradient(asked) / microbatches_of(asked)[:, None],
     }
     if step.dropped:
         also = {"dropped rows stay in the average": counted}
@@ -170,6 +171,14 @@ def loss_case(question: dict, source: str, step: Batch, kind: str) -> Case:
         expected = expected_gradient(replace(asked, average="sample"))
     after = [name.format(average=step.average) for name in question["after"]]
     return Case("loss", question["name"], source, [step], expected, also, kind, after)
+
+
+def microbatches_of(step: Batch) -> Tensor:
+    """(N,): how many the rank of a row has."""
+    counts = torch.ones(len(step.mask))
+    for parts in step.layout:
+        counts[joined(parts)] = len(parts)
+    return counts
 
 
 def mistakes(step: Batch) -> Iterator[tuple[str, Tensor]]:
@@ -200,6 +209,10 @@ def mistakes(step: Batch) -> Iterator[tuple[str, Tensor]]:
     if step.loss == "clip":
         both = {"low": 1 - step.options["low"], "high": 1 + step.options["high"]}
         yield "the clip ignored the sign of A", expected_gradient(replace(step, loss="icepop", options=both))
+    if step.loss in ("icepop", "dppo", "deepseek", "m2po"):
+        signs = torch.where(step.advantages < 0, -1.0, 1.0)
+        factors = expected_gradient(replace(step, advantages=signs))
+        yield "masked tokens left the average", expected_gradient(replace(step, mask=mask * (factors != 0)))
 
 
 def joined(parts: Iterable[list[int]]) -> list[int]:
