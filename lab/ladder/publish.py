@@ -241,7 +241,7 @@ def draw_whole(rows: Sequence[Row], path: Path) -> None:
 
     figure = Figure(figsize=(11, 3.2))
     for axes, axis in zip(figure.subplots(1, 3, sharey=True), COMPUTE, strict=True):
-        axes.set(xlabel=axis, ylim=(0, 1))
+        axes.set(xlabel="compute" if axis == "passes" else axis, ylim=(0, 1))
         setting = "alone" if axis == "seconds" else "discover"
         for name, side, color in (("GRPO", "0", "C1"), ("ScaleRL", "8", "C0")):
             curves = curves_of(rows, side, setting, best_rate(rows, "discover", side))
