@@ -57,6 +57,8 @@ PromptKey = str | int | tuple  # a tuple of these, such as ("gsm8k", 17)
 def has_variance(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """(N,) bool: whether the rewards of the row's group differ, so that it can train (arXiv 2510.13786, section 3.2).
 
+    The rows that stay: `rewards[keep]`, `group_ids[keep]`, and of the average `mask * keep[:, None]`. If none, no step.
+
     Equality is exact: a std that rounding makes 1e-9 instead of 0 would keep a group without a signal. A NaN differs
     from everything, so its group stays and the error shows. Raises ValueError for other shapes than (N,), (N,).
     """
@@ -140,8 +142,8 @@ class PassRateHistory:
 def unretired(
     prompts: Iterable, history: PassRateHistory, key: Callable[[Any], PromptKey] = lambda prompt: prompt
 ) -> Iterator:
-    """Skips the retired prompts of any iterable: a list of indices, a DataLoader of single prompts, a `cycle`. Each
-    prompt is looked up when it is drawn. `key` gives a prompt's key; without it the prompt is the key.
+    """Skips the retired prompts of any iterable: a list of indices, a DataLoader with `batch_size=None`, a `cycle`.
+    Each prompt is looked up when it is drawn. `key` gives a prompt's key; without it the prompt is the key.
 
     Raises RuntimeError when it has skipped 100 times as many in a row as are retired: nothing else will come.
     """

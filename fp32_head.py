@@ -25,10 +25,11 @@ SYMBOLS. M tokens, H hidden size, V vocabulary size; h hidden state, W head, z l
 SIMPLIFIED. Each device holds the whole head. A scale on the logits (Granite) goes into `temperature`.
 
 A MODEL THAT IS NOT HUGGING FACE'S, here with rows for padding in its head and a soft cap on its logits:
-    inputs = []
+    inputs = collections.deque(maxlen=1)  # the last ones: where the model samples, too, it would grow
     model.lm_head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))  # (N, L, H)
     model(ids)  # computes its own logits, too
     logprobs, entropy = token_logprobs(inputs.pop()[:, :-1], model.lm_head.weight[:V], ids[:, 1:], softcap=15.0)
+    logits = F.linear(hidden.float(), head.float())  # in a sampler of your own, outside autocast; then the soft cap
 
 How far the trainer's log-probs are from the engine's, in nats per token:
 
@@ -56,8 +57,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 # What vLLM's AsyncEngineArgs needs so that its logits are the FP32 product too; leave it out for a bfloat16 head.
-GENERATOR_ARGS = {"hf_overrides": {"head_dtype": "float32"}}
-
+GENERATOR_ARGS = {"hf_overrides": {"head_dtype": "float32"}}  # an old vLLM ignores it: compare log-probs
 # Size of one (chunk, V) buffer if the caller names none: on a CPU at V = 152k, chunks of 110 took 20 % longer than 220.
 CHUNK_BYTES = 112 * 2**20
 CHUNK_BYTES_GPU = 512 * 2**20  # on an H200: 149 ms with 112 MiB, 82 with 512, 79 with 1024 (8,192 positions)

@@ -169,7 +169,7 @@ class Interruption:
 
     def after_token(self, completion_ids: Sequence[int], budget: int) -> list[int] | None:
         """What follows in a loop over tokens, asked after each token of a row that has not stopped. []: sample on. Ids:
-        append these with mask 0, then sample on. None: the row ends, with "length". Draw `budget` once for each row."""
+        feed these one by one, with mask 0, then go on. None: the row ends, with "length". Draw `budget` once a row."""
         if len(completion_ids) < budget:
             return []
         leg = self.second_leg([], completion_ids, "length")

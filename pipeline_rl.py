@@ -67,16 +67,20 @@ P1: the paper has a queue between generator and trainer. Here admission is paced
 SIMPLIFIED. Nothing samples here. generator.py drives an engine by these rules, in a thread of its own; who
 copies the concept takes both files.
 
-IN YOUR TRAINER, without generator.py: a thread that samples, and a lock around every call of the pacer. B is the batch,
-`prompts` is endless, `sample` does not raise. For several groups at once start several threads; then `next(prompts)`
-needs the lock, too. (Without a thread training is on policy: by the second rule no group enters while B are ready.)
+IN YOUR TRAINER, without generator.py: a thread that samples, and a lock around every call of the pacer. B is the batch;
+`prompts` never ends, and neither it (`unretired` may) nor `sample` raises: without its thread the trainer waits for
+ever. For several groups at once start several threads; then `next(prompts)` needs the lock, too. If both sides share
+the weights, `push` must not change them within a forward pass. (Without a thread training is on policy: by the second
+rule no group enters while B are ready.)
 
-    version, changed = 0, threading.Condition()  # a lock, with which one side wakes the other
+    version, ended, changed = 0, False, threading.Condition()  # a lock, with which one side wakes the other
 
     def generate():
         for prompt in prompts:
             with changed:
-                changed.wait_for(pacer.may_admit)
+                changed.wait_for(lambda: ended or pacer.may_admit())
+                if ended:
+                    return
                 number, began = pacer.admit(), version
             rollouts = sample(prompt)  # yours; each token with the version that samples it. None if that failed
             with changed:
@@ -86,7 +90,8 @@ needs the lock, too. (Without a thread training is on policy: by the second rule
                     pacer.finish(Group(number, prompt, began, rollouts))
                 changed.notify_all()
 
-    threading.Thread(target=generate, daemon=True).start()
+    thread = threading.Thread(target=generate)
+    thread.start()
     while version < steps:
         with changed:
             changed.wait_for(lambda: pacer.may_take(B))
@@ -97,7 +102,9 @@ needs the lock, too. (Without a thread training is on policy: by the second rule
         with changed:
             version += 1
             pacer.release(B)
+            ended = version == steps
             changed.notify_all()
+    thread.join()  # a program that ends while a thread computes is aborted
 
 `python pipeline_rl.py` simulates the pacing: with k = 0 the trainer waits 77 % of the time, with k = 2 34 %, and with
 k = 8 2 %, at a mean lag of 5.3. Then the trainer is the slower side, and 27 % of the engine stays empty.

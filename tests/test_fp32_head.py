@@ -1,11 +1,13 @@
 """fp32_head.py, worked by hand on two tokens, then against float64 autograd, then what it promises of rounding."""
 
+import collections
 import math
 import textwrap
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp32_head
@@ -103,11 +105,17 @@ def test_a_model_that_is_not_hugging_faces():
             return 15 * (self.lm_head(40 * self.body(ids))[..., :6] / 15).tanh()
 
     model, ids = Model(), torch.tensor([[0, 1, 2, 3], [5, 5, 0, 1]])
-    lines = fp32_head.__doc__.split("    inputs = []\n")[1].split("\n\n")[0]
-    names = {"model": model, "ids": ids, "V": 6, "inputs": [], "token_logprobs": token_logprobs}
+    lines = fp32_head.__doc__.split("soft cap on its logits:\n")[1].split("\n\n")[0]
+    hidden, head = torch.randn(2, 5).bfloat16(), torch.randn(8, 5).bfloat16()
+    names = {"model": model, "ids": ids, "V": 6, "token_logprobs": token_logprobs, "hidden": hidden, "head": head}
+    names |= {"F": F, "collections": collections}
     exec(textwrap.dedent(lines), names)
     expected = model(ids)[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None]).squeeze(2)
     torch.testing.assert_close(names["logprobs"], expected)
+    torch.testing.assert_close(names["logits"], (hidden.double() @ head.double().T).float())
+    for _ in range(3):
+        model(ids)
+    assert len(names["inputs"]) == 1
 
 
 def test_rounded_has_the_generators_values_and_passes_the_gradient_through():

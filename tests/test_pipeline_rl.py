@@ -123,7 +123,7 @@ def test_a_group_that_never_finishes_is_cancelled():
 def test_the_example_with_a_thread_and_a_lock():
     """As the docstring has it, B = 2, k = 2: each step waits until the other thread has two more groups ready, which
     therefore train at lag 1, all in order of admission. Prompt 3 fails; the trainer does not wait for it."""
-    lines = pipeline_rl.__doc__.split("by the second rule no group enters while B are ready.)\n")[1]
+    lines = pipeline_rl.__doc__.split("rule no group enters while B are ready.)\n")[1]
     example = textwrap.dedent(lines.split("P1:")[0].split("`python")[0])
     trained, found = [], []
 
@@ -137,11 +137,12 @@ def test_the_example_with_a_thread_and_a_lock():
             time.sleep(0.001)
 
     pacer = Pacer(2, 2)
-    names = {"pacer": pacer, "B": 2, "steps": 5, "prompts": range(11), "sample": sample, "train": train}
+    names = {"pacer": pacer, "B": 2, "steps": 5, "prompts": range(12), "sample": sample, "train": train}
     names |= {"push": list, "threading": threading, "Group": Group}
     exec(example, names)
     assert trained == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10]
     assert found == [0] * 4 + [1] * 16
+    assert not names["thread"].is_alive()  # though nothing may enter any more
 
 
 def test_without_a_thread_it_stays_on_policy():
