@@ -18,7 +18,7 @@ copy: bfloat16 would round small updates away), and vLLM rounds those weights to
 with `rounded(master, torch.bfloat16)`. Seven things must be equal on both sides:
     `token_logprobs` sees to    1 the FP32 product, 2 the FP32 log-softmax
     `Scorer` sees to            3 rounded W, 4 rounded h (by `dtype`), 5 bias, 6 which position predicts which token
-    the caller sees to          7 the temperature
+    the caller sees to          7 the temperature; neither top-k nor top-p
 
 SYMBOLS. M tokens, H hidden size, V vocabulary size; h hidden state, W head, z logits, p probability.
 
@@ -29,7 +29,7 @@ A MODEL THAT IS NOT HUGGING FACE'S, here with rows for padding in its head and a
     model.lm_head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))  # (N, L, H)
     model(ids)  # computes its own logits, too
     logprobs, entropy = token_logprobs(inputs.pop()[:, :-1], model.lm_head.weight[:V], ids[:, 1:], softcap=15.0)
-    logits = F.linear(hidden.float(), head.float())  # in a sampler of your own, outside autocast; then the soft cap
+    logits = F.linear(hidden.float(), head.float())  # in your own sampler (a copy of the model made before the hook)
 
 How far the trainer's log-probs are from the engine's, in nats per token:
 

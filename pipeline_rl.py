@@ -67,10 +67,9 @@ P1: the paper has a queue between generator and trainer. Here admission is paced
 SIMPLIFIED. Nothing samples here. generator.py drives an engine by these rules, in a thread of its own; who
 copies the concept takes both files.
 
-IN YOUR TRAINER, without generator.py: a thread that samples, and a lock around every call of the pacer. B is the batch;
-`prompts` never ends, and neither it (`unretired` may) nor `sample` raises: without its thread the trainer waits for
-ever. For several groups at once start several threads; then `next(prompts)` needs the lock, too. If both sides share
-the weights, `push` must not change them within a forward pass. (Without a thread training is on policy: by the second
+IN YOUR TRAINER, without generator.py: a thread that samples, and a lock around every call of the pacer. B is the batch.
+For several groups at once start several threads; then `next(prompts)` needs the lock, too. If both sides share the
+weights, `push` must not change them within a forward pass. (Without a thread training is on policy: by the second
 rule no group enters while B are ready.)
 
     version, ended, changed = 0, False, threading.Condition()  # a lock, with which one side wakes the other
@@ -90,11 +89,12 @@ rule no group enters while B are ready.)
                     pacer.finish(Group(number, prompt, began, rollouts))
                 changed.notify_all()
 
-    thread = threading.Thread(target=generate)
+    thread = threading.Thread(target=generate, daemon=True)  # so that an error in `train` ends the program
     thread.start()
     while version < steps:
         with changed:
-            changed.wait_for(lambda: pacer.may_take(B))
+            while not changed.wait_for(lambda: pacer.may_take(B), timeout=1):
+                assert thread.is_alive(), "the thread has ended: an error above, or no prompts are left"
             groups = pacer.take(B)
             changed.notify_all()  # others may enter for these
         train(groups)  # yours: one optimizer step

@@ -143,6 +143,9 @@ def test_the_example_with_a_thread_and_a_lock():
     assert trained == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10]
     assert found == [0] * 4 + [1] * 16
     assert not names["thread"].is_alive()  # though nothing may enter any more
+    names |= {"pacer": Pacer(2, 2), "prompts": range(3), "train": list}
+    with pytest.raises(AssertionError, match="no prompts are left"):
+        exec(example, names)
 
 
 def test_without_a_thread_it_stays_on_policy():
