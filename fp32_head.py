@@ -29,7 +29,7 @@ A MODEL THAT IS NOT HUGGING FACE'S, here with rows for padding in its head and a
     model.lm_head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))  # (N, L, H)
     model(ids)  # computes its own logits, too
     logprobs, entropy = token_logprobs(inputs.pop()[:, :-1], model.lm_head.weight[:V], ids[:, 1:], softcap=15.0)
-    logits = F.linear(hidden.float(), head.float())  # in your own sampler (a copy of the model made before the hook)
+    logits = F.linear(hidden.float(), head.float())  # your own sampler's, outside autocast, on a copy without the hook
 
 How far the trainer's log-probs are from the engine's, in nats per token:
 

@@ -320,6 +320,20 @@ def tokens_only(self, part, step):  # AReaL's GSPO
     return Ours.loss(self, part, step)
 
 
+def divided_again(self, part, step):
+    [rank] = [parts for parts in step.layout if list(part.rows) in parts]
+    return Ours.loss(self, part, step) / len(rank)
+
+
+def average_of_unmasked(self, part, step):
+    if part.loss != "icepop":
+        return Ours.loss(self, part, step)
+    factors, _ = masks.MASKS["icepop"](
+        step.logprobs.detach(), step.behaviour, step.advantages, step.mask, **step.options
+    )
+    return Ours.loss(self, part, dataclasses.replace(step, mask=step.mask * (factors > 0)))
+
+
 def merged_prompts(self, rewards, prompts, group_ids, truncated, how):
     return Ours.prepare(self, rewards, prompts, prompts, truncated, how)
 
@@ -411,6 +425,13 @@ PLANTED = {  # mistake: method, case, verdict
         "GSPO: padding is not in that mean",
         "its token average",
     ),
+    "two divisors": (
+        "loss",
+        divided_again,
+        "sample average: 2 microbatches",
+        "divided once more by the number of microbatches",
+    ),
+    "IcePop's masked tokens leave": ("loss", average_of_unmasked, "IcePop mask: .5, 5", ""),
     "a prompt drawn twice": (
         "prepare",
         merged_prompts,
